@@ -1,0 +1,187 @@
+"""What a network is: its trainable tensors in registration order, and the facts its workload is built from.
+
+A `Model` knows nothing of batches, devices or seconds. `workload` names the file of `simkit/workloads/` that turns it
+into a Program; `spec` holds the facts that this workload needs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A trainable parameter: dotted name, shape as torch registers it (first dimension = outputs).
+
+    module: the part it belongs to (``embedding``, ``attention.qkv``, ``attention.out``, ``mlp``, ``norm``, ``head``,
+    ``conv``, …), used for break-downs. `layer`: index of the repeated block, -1 outside. `role`: ``dense``,
+    ``expert`` (routed experts) or ``embedding`` (looked up, no matmul). `repeat`: this many equal tensors stand one
+    after the other (the routed experts of a layer), so that a 1,000-expert model stays a short list.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    module: str
+    layer: int = -1
+    role: str = "dense"
+    repeat: int = 1
+
+    @property
+    def numel(self) -> int:
+        """Elements of one such tensor times `repeat`."""
+        return math.prod(self.shape) * self.repeat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerSpec:
+    """A transformer stack (decoder, encoder, encoder-decoder or ViT), field by field.
+
+    `head_dim` is explicit (it need not be hidden/heads). `ffn`: width of the dense MLP; `moe_ffn`: of one routed
+    expert; `shared_ffn`: total width of the always-active experts. Sliding-window layers: `window` keys in every layer
+    whose index is not a multiple of `window_period` minus one (gemma-3: period 6, the sixth is global); period 1 with a
+    window = every layer is local. MLA where `kv_lora_rank` is set. `kind`: ``decoder encoder encoder-decoder vit``.
+    """
+
+    kind: str = "decoder"
+    model_type: str = ""
+    layers: int
+    decoder_layers: int = 0
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int | None = None
+    ffn: int
+    gated_mlp: bool = False
+    activation: str = "gelu"
+    vocab: int = 0
+    tied: bool = True
+    norm: str = "layernorm"
+    norm_bias: bool = True
+    norms_per_layer: int = 2
+    final_norm: bool = True
+    embedding_norm: bool = False
+    positional: str = "rope"
+    max_positions: int = 0
+    position_rows: int = 0
+    token_types: int = 0
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    head_bias: bool = False
+    qk_norm: bool = False
+    attention_sinks: bool = False
+    parallel_residual: bool = False
+    post_norm: bool = False
+    causal: bool = True
+    window: int | None = None
+    window_period: int = 1
+    relative_buckets: int = 0
+    experts: int = 0
+    top_k: int = 0
+    moe_ffn: int = 0
+    shared_ffn: int = 0
+    shared_gate: bool = False
+    router_bias: bool = False
+    expert_bias: bool = False
+    first_k_dense: int = 0
+    moe_period: int = 1
+    q_lora_rank: int | None = None
+    kv_lora_rank: int | None = None
+    qk_rope_head_dim: int = 0
+    qk_nope_head_dim: int = 0
+    heads_list: tuple[str, ...] = ()
+    """Task heads on top: ``lm``, ``mlm``, ``nsp``, ``pooler``, ``classifier``."""
+    classes: int = 0
+    image_size: int = 0
+    patch: int = 0
+    channels: int = 3
+    mtp_layers: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvLayer:
+    """One operator of a convolutional network at its reference image size.
+
+    op: ``conv linear bn relu add maxpool avgpool``. c_in, c_out, kernel, stride, groups as in torch; h_in, h_out: side of the square
+    feature map before and after. tensors: names of its parameters, in registration order.
+    """
+
+    op: str
+    name: str
+    c_in: int
+    c_out: int
+    kernel: int = 1
+    stride: int = 1
+    groups: int = 1
+    h_in: int = 1
+    h_out: int = 1
+    w_in: int = 1
+    w_out: int = 1
+    tensors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvSpec:
+    """A convolutional network as its operators in the order of execution, at `image_size`."""
+
+    layers: tuple[ConvLayer, ...]
+    image_size: int
+    channels: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedOp:
+    """One operator seen while tracing an `nn.Module` on the meta device with batch 1.
+
+    kind as in `simkit.program`; m, n, k, batch: of the matmul; read_elements, write_elements; tensors it trains.
+    """
+
+    kind: str
+    name: str
+    batch: float = 0.0
+    m: float = 0.0
+    n: float = 0.0
+    k: float = 0.0
+    read_elements: float = 0.0
+    write_elements: float = 0.0
+    tensors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedSpec:
+    """A network known only by its trace; everything scales with the batch."""
+
+    ops: tuple[TracedOp, ...]
+    batch: int
+    buffer_elements: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Model:
+    """A network: name, facts and trainable tensors in registration order.
+
+    params counts each trainable element once (a tied head is not counted again). params_active: those that one token
+    touches (top-k of the routed experts). buffers: {name: bytes} of stored non-parameters (masks, inverse frequencies,
+    quantisation scales), never part of params. Identity is the object: a resolved model is shared, not copied.
+    """
+
+    name: str
+    workload: str
+    spec: TransformerSpec | ConvSpec | TracedSpec
+    tensors: tuple[Tensor, ...]
+    params_active: int | None = None
+    buffers: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    extra_params: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Parameters named apart: multi-token-prediction blocks, vision towers kept out of the text count."""
+    input_kind: str = "tokens"
+    default_seq_len: int | None = None
+    source: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def params(self) -> int:
+        return sum(t.numel for t in self.tensors)
