@@ -1,0 +1,1 @@
+"""How gradients are merged into buffers: one file per rule."""
