@@ -100,6 +100,37 @@ class TransformerSpec:
     patch: int = 0
     channels: int = 3
     mtp_layers: int = 0
+    """Multi-token-prediction blocks: named in `Model.extra_params`, never among the tensors."""
+
+    @property
+    def mla(self) -> bool:
+        """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434 section 2.1)."""
+        return self.kv_lora_rank is not None
+
+    @property
+    def value_dim(self) -> int:
+        """Width of one value head."""
+        return self.head_dim if self.v_head_dim is None else self.v_head_dim
+
+    @property
+    def blocks(self) -> int:
+        """All repeated blocks, encoder and decoder together."""
+        return self.layers + self.decoder_layers
+
+    @property
+    def has_vocab_head(self) -> bool:
+        """Whether hidden states are multiplied with a (hidden x vocab) matrix, tied or not."""
+        return "lm" in self.heads_list or "mlm" in self.heads_list
+
+    def moe_layer(self, index: int) -> bool:
+        """Whether block `index` routes its tokens to experts."""
+        return self.experts > 0 and index >= self.first_k_dense and (index + 1) % self.moe_period == 0
+
+    def attention_window(self, index: int) -> int | None:
+        """Keys that block `index` may look back on; None = all of them."""
+        if self.window is None or (self.window_period > 1 and (index + 1) % self.window_period == 0):
+            return None
+        return self.window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

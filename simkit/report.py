@@ -1,0 +1,115 @@
+"""The answer: totals, itemised terms, what bounds them, how sure we are, and every assumption made.
+
+Keys of `Report.to_dict()` carry their unit; an absent key means not applicable, never zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from simkit.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One line of the ledger: seconds of a part of the step, what bounds it, and on what evidence it rests
+    (``datasheet fitted end-to-end assumed``)."""
+
+    name: str
+    seconds: float
+    bound: str
+    evidence: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sensitivity:
+    """Elasticity d ln(step time) / d ln(input): -0.8 means 1 % more of it makes the step 0.8 % shorter."""
+
+    name: str
+    elasticity: float
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes per device, itemised, with the verdict. capacity_bytes is what a job can use: the driver's figure less the
+    context and the reserve."""
+
+    items_bytes: Mapping[str, float]
+    allocated_bytes: float
+    reserved_bytes: float
+    device_bytes: float
+    capacity_bytes: float
+    fits: bool
+    why_not: str = ""
+    way_out: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What `simkit.predict` returns. `scenario` is the resolved one; `assumptions` lists each default filled in."""
+
+    scenario: Mapping[str, Any]
+    iteration_time_s: float
+    samples_per_s: float
+    tokens_per_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    breakdown: Mapping[str, float]
+    ledger: tuple[Term, ...] = ()
+    memory: Memory
+    interval_90: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    bottleneck: str = ""
+    cost: Mapping[str, float] = field(default_factory=dict)
+    """cost_usd_per_hour, cost_usd, energy_j, power_w, duration_s, usd_per_step, energy_j_per_step …"""
+    groups: Mapping[str, str] = field(default_factory=dict)
+    """Which ranks talk over which link, and how large each group is."""
+    assumptions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Figures worth printing beside the answer: params, flops per step, gradient bytes, wire bytes, buckets …"""
+    timeline: Timeline | None = None
+    device_names: tuple[str, ...] = ()
+    beside: tuple[Report, ...] = ()
+    """The same job elsewhere, where a comparison belongs to the answer (50x3080 beside 4xH100-PCIe)."""
+    sensitivities_fn: Any = None
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.fits
+
+    @property
+    def sensitivities(self) -> tuple[Sensitivity, ...]:
+        """The five inputs that would change the step time most, computed when first asked for."""
+        return tuple(self.sensitivities_fn()) if self.sensitivities_fn is not None else ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object of design section 6, ready for JSON."""
+        from simkit.render import to_dict
+
+        return to_dict(self)
+
+    def to_markdown(self) -> str:
+        from simkit.render import to_markdown
+
+        return to_markdown(self)
+
+    def to_csv(self) -> str:
+        from simkit.render import to_csv
+
+        return to_csv(self)
+
+    def __str__(self) -> str:
+        from simkit.render import to_text
+
+        return to_text(self)
+
+    def _repr_html_(self) -> str:
+        from simkit.render import to_html_fragment
+
+        return to_html_fragment(self)
