@@ -7,12 +7,20 @@ events; without jitter they agree to 1e-9.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simkit.errors import unknown
+
 Array = NDArray[np.float64]
+
+OVERLAPS = ("none", "wfbp")
+PLACEMENTS = ("inline", "hook")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,14 +29,22 @@ class Step:
 
     forward_s: the forward pass of the last micro-batch; accumulation_s: the micro-batches before it (no exchange).
     backward_s[j]: backward segment j in the order of execution. Bucket i (in the order in which it becomes ready) may
-    start after segment ready[i]. Its chain is: encode_s[i] on the device, comm_s[0][i] on the network, then for
-    each further phase p: between_s[p-1][i] on the device and comm_s[p][i] on the network, at last decode_s[i] on the device.
+    start after segment ready[i] (ready never decreases; -1 = before the first). Its chain: encode_s[i] on the device,
+    comm_s[0][i] on the network, then for each further phase p: between_s[p-1][i] on the device and comm_s[p][i] on the
+    network, at last decode_s[i] on the device. comm_s has shape (phases, buckets), between_s (phases - 1, buckets).
     optimizer_s follows the last decode. host_s: what the host adds per step and nothing hides.
 
     overlap: ``none`` runs backward, then the chains one after the other; ``wfbp`` runs chains during backward.
-    placement (wfbp only): ``inline`` = encode runs on the compute stream at the moment the bucket is ready and decode after the
-    last collective (barrier); ``hook`` = each chain runs as soon as it can, its kernels competing for the device with
-    back-propagation, decode included (PyTorch's DDP communication hook).
+    placement (wfbp only): ``inline`` = encode runs on the compute stream at the moment the bucket is ready and decode
+    after the last collective (barrier); ``hook`` = each chain runs as soon as it can, its kernels competing for the
+    device with back-propagation, decode included (PyTorch's DDP communication hook).
+
+    blocking (hook with two or more phases): the host waits inside the chain, so no further backward segment starts from
+    the end of a bucket's encode until its last `between` has run. This is what PyTorch's Power-SGD hook does: futures
+    of NCCL work count as complete once enqueued, so the callback runs at once in the thread that launches
+    back-propagation, and the ``torch.linalg.qr`` in it synchronises the host with a stream that waits for the first
+    all-reduce. Hence its overlapped form can lose to no overlap (PyTorch issues 74148 and 74907, epfml/powersgd
+    issue 18).
     """
 
     forward_s: float
@@ -43,30 +59,282 @@ class Step:
     host_s: float = 0.0
     overlap: str = "wfbp"
     placement: str = "inline"
+    blocking: bool = False
     bucket_bytes: Array = field(default_factory=lambda: np.zeros(0))
     segment_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Something that occupied a stream from start_s to end_s. stream: ``compute``, ``comm`` or ``host``."""
+    """Something that occupied a stream from start_s to end_s. stream: ``compute``, ``comm`` or ``host``.
+
+    kind: ``accumulation forward backward encode between decode comm optimizer host``.
+    """
 
     name: str
     stream: str
     start_s: float
     end_s: float
     kind: str
-    args: tuple[tuple[str, float], ...] = ()
+    args: tuple[tuple[str, float | str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """When everything ended. `breakdown`: disjoint terms of the critical path that sum to `end_s`:
-    forward_s, backward_s (accumulation included in both), compression_s, exposed_comm_s, optimizer_s, host_s.
-    busy_s: {stream: seconds in use}. spans: only when asked for."""
+    forward_s, backward_s (earlier micro-batches split as the last one is), compression_s, exposed_comm_s, optimizer_s,
+    host_s. exposed_comm_s: the time in which the device has nothing to do but wait for the network.
+    busy_s: {stream: seconds in use}. comm_end_s[i]: end of the last collective of bucket i. spans: only on request."""
 
     end_s: float
     breakdown: dict[str, float]
     busy_s: dict[str, float]
     comm_end_s: Array
     spans: tuple[Span, ...] = ()
+
+
+def schedule(step: Step, *, spans: bool = False) -> Timeline:
+    """The timeline of one iteration, without events.
+
+    With r_i the moment bucket i is encoded and c_i its collective, one FIFO network gives (``inline``, one phase)
+
+        e_i = max(e_{i-1}, r_i) + c_i  =  C_i + max_{j<=i} (r_j - C_{j-1}),    C = cumsum(c)
+
+    and the step ends at max(e_last, end of backward) + sum(decode) + optimizer. In further phases p the host walks the
+    buckets in order: d_i = max(d_{i-1}, e^{p-1}_i) + between_i, e^p_i = max(e^p_{i-1}, d_i) + c^p_i, the same form.
+    ``hook``: one pass over the kernels of the chains (see `_hook`). ``none``: the sum of everything.
+
+    The device works, or waits for the network; so exposed_comm_s is its idle time and the terms sum to end_s.
+    Raises InputError for an overlap or placement that does not exist.
+    """
+    if step.overlap == "none":
+        arrange = _serial
+    elif step.overlap != "wfbp":
+        raise unknown("overlap", step.overlap, OVERLAPS)
+    elif step.placement == "inline":
+        arrange = _inline
+    elif step.placement == "hook":
+        arrange = _hook
+    else:
+        raise unknown("placement", step.placement, PLACEMENTS)
+    record: list[Span] | None = None
+    if spans:
+        record = opening(step)
+    exposed_s, comm_end_s = arrange(step, record)
+    return closing(step, exposed_s=exposed_s, comm_end_s=comm_end_s, record=record)
+
+
+def opening(step: Step) -> list[Span]:
+    """The spans before back-propagation."""
+    first_s = step.accumulation_s
+    record = [_span("forward", "compute", first_s, step.forward_s, "forward")]
+    if first_s > 0.0:
+        record.insert(0, _span("accumulation", "compute", 0.0, first_s, "accumulation"))
+    return record
+
+
+def closing(step: Step, *, exposed_s: float, comm_end_s: Array, record: list[Span] | None) -> Timeline:
+    """The Timeline once the idle time of the device is known: the terms of the breakdown, their sum, the last spans."""
+    optimizer_s, host_s = float(step.optimizer_s), float(step.host_s)
+    forward_s, backward_s = float(step.forward_s), float(step.backward_s.sum())
+    earlier_s, last_s = float(step.accumulation_s), forward_s + backward_s
+    forward_s += earlier_s * (forward_s / last_s if last_s > 0.0 else 1.0)
+    backward_s = earlier_s + last_s - forward_s
+    compression_s = float(step.encode_s.sum() + step.between_s.sum() + step.decode_s.sum())
+    busy_s = forward_s + backward_s + compression_s + optimizer_s
+    end_s = busy_s + exposed_s + host_s
+    if record is not None:
+        record.append(_span("optimizer", "compute", end_s - host_s - optimizer_s, optimizer_s, "optimizer"))
+        if host_s > 0.0:
+            record.append(_span("host", "host", end_s - host_s, host_s, "host"))
+        record.sort(key=lambda s: (s.start_s, s.end_s))
+    return Timeline(
+        end_s=end_s,
+        breakdown={
+            "forward_s": forward_s,
+            "backward_s": backward_s,
+            "compression_s": compression_s,
+            "exposed_comm_s": exposed_s,
+            "optimizer_s": optimizer_s,
+            "host_s": host_s,
+        },
+        busy_s={"compute": busy_s, "comm": float(step.comm_s.sum()), "host": host_s},
+        comm_end_s=comm_end_s,
+        spans=() if record is None else tuple(record),
+    )
+
+
+def fifo(issue_s: Array, duration_s: Array, free_s: float = 0.0) -> Array:
+    """End times of jobs served one by one in order: e_i = max(e_{i-1}, issue_i) + duration_i, e_{-1} = free_s."""
+    total = np.cumsum(duration_s)
+    start = np.maximum(issue_s, free_s)
+    start[1:] -= total[:-1]
+    np.maximum.accumulate(start, out=start)
+    start += total
+    return start
+
+
+def _serial(step: Step, record: list[Span] | None) -> tuple[float, Array]:
+    phases, buckets = step.comm_s.shape
+    work_s = np.zeros((2 * phases + 1, buckets))
+    work_s[0], work_s[1::2], work_s[2:-1:2], work_s[-1] = step.encode_s, step.comm_s, step.between_s, step.decode_s
+    begin_s = step.accumulation_s + step.forward_s
+    chains_s = begin_s + float(step.backward_s.sum())
+    end_s = chains_s + np.cumsum(work_s.T.ravel()).reshape(buckets, 2 * phases + 1)
+    if record is not None:
+        _segments(step, record, begin_s + np.cumsum(step.backward_s) - step.backward_s)
+        for i in range(buckets):
+            for row in range(2 * phases + 1):
+                phase, seconds = row // 2, float(work_s[row, i])
+                start_s = float(end_s[i, row]) - seconds
+                if row % 2:
+                    record.append(comm_span(step, i, phase, start_s, seconds))
+                else:
+                    record.append(kernel_span(step, i, phase, start_s, seconds))
+    return float(step.comm_s.sum()), end_s[:, -2] if phases else np.full(buckets, chains_s)
+
+
+def _inline(step: Step, record: list[Span] | None) -> tuple[float, Array]:
+    begin_s = step.accumulation_s + step.forward_s
+    phases, buckets = step.comm_s.shape
+    if not buckets:
+        if record is not None:
+            _segments(step, record, begin_s + np.cumsum(step.backward_s) - step.backward_s)
+        return 0.0, np.zeros(0)
+    encoded_s = np.cumsum(step.encode_s)
+    done_s = np.zeros(len(step.backward_s) + 1)
+    np.cumsum(step.backward_s, out=done_s[1:])
+    device_s = float(begin_s + done_s[-1] + encoded_s[-1])
+    issue_s = done_s[step.ready + 1]
+    issue_s += encoded_s
+    issue_s += begin_s
+    if record is not None:
+        before = np.searchsorted(step.ready, np.arange(len(step.backward_s)), side="left")
+        hooks_s = np.concatenate([[0.0], encoded_s])[before]
+        _segments(step, record, begin_s + done_s[:-1] + hooks_s)
+        _kernels(step, record, 0, issue_s, step.encode_s)
+    end_s = fifo(issue_s, step.comm_s[0])
+    exposed_s = 0.0
+    for p in range(1, phases):
+        if record is not None:
+            _collectives(step, record, p - 1, end_s)
+        between_s = step.between_s[p - 1]
+        issue_s = fifo(end_s, between_s, device_s)
+        exposed_s += float(issue_s[-1]) - device_s - float(between_s.sum())
+        device_s = float(issue_s[-1])
+        if record is not None:
+            _kernels(step, record, p, issue_s, between_s)
+        end_s = fifo(issue_s, step.comm_s[p], float(end_s[-1]))
+    exposed_s = max(exposed_s + max(float(end_s[-1]) - device_s, 0.0), 0.0)
+    if record is not None:
+        _collectives(step, record, phases - 1, end_s)
+        _kernels(step, record, phases, max(float(end_s[-1]), device_s) + np.cumsum(step.decode_s), step.decode_s)
+    return exposed_s, end_s
+
+
+def _hook(step: Step, record: list[Span] | None) -> tuple[float, Array]:
+    """One pass over the kernels of the chains; the device is one server that is never interrupted.
+
+    At a boundary between segments the kernels that can run go first, in the order in which they became able to (of
+    equal times those released by the network before those released by a segment). The network serves in the order of
+    issue, so the end of a collective is known when it is issued and the kernels it releases are already in order. Runs
+    of segments that nothing interrupts are jumped over by bisection in their cumulative time.
+    """
+    phases, buckets = step.comm_s.shape
+    done_s = [0.0, *np.cumsum(step.backward_s).tolist()]
+    ready = step.ready.tolist()
+    kernel_s = [step.encode_s.tolist(), *step.between_s.tolist(), step.decode_s.tolist()]
+    comm_s = step.comm_s.tolist()
+    now_s = float(step.accumulation_s + step.forward_s)
+    last, segment, encoded, ready_buckets = len(done_s) - 1, 0, 0, 0
+    blocks = step.blocking and phases > 1
+    blocked, exposed_s, network_s = 0, 0.0, 0.0
+    comm_end_s = [0.0] * buckets
+    released: deque[tuple[float, int, int]] = deque()
+    ready_s = [0.0] * buckets
+    while ready_buckets < buckets and ready[ready_buckets] < 0:
+        ready_s[ready_buckets] = now_s
+        ready_buckets += 1
+    while True:
+        if released and released[0][0] <= now_s and not (encoded < ready_buckets and ready_s[encoded] < released[0][0]):
+            _, bucket, phase = released.popleft()
+        elif encoded < ready_buckets:
+            bucket, phase = encoded, 0
+            encoded += 1
+        elif segment < last and not blocked:
+            target = ready[encoded] + 1 if encoded < buckets else last
+            origin_s = now_s - done_s[segment]
+            stop = bisect_left(done_s, released[0][0] - origin_s, segment + 1, target) if released else target
+            if record is not None:
+                _segments(step, record, origin_s + np.asarray(done_s[segment:stop]), segment)
+            segment = stop
+            now_s = origin_s + done_s[segment]
+            while ready_buckets < buckets and ready[ready_buckets] < segment:
+                ready_s[ready_buckets] = now_s
+                ready_buckets += 1
+            continue
+        elif released:
+            exposed_s += released[0][0] - now_s
+            now_s = released[0][0]
+            continue
+        else:
+            return exposed_s, np.asarray(comm_end_s)
+        seconds = kernel_s[phase][bucket]
+        if record is not None:
+            record.append(kernel_span(step, bucket, phase, now_s, seconds))
+        now_s += seconds
+        if blocks:
+            blocked += (phase == 0) - (phase == phases - 1)
+        if phase < phases:
+            seconds = comm_s[phase][bucket]
+            start_s = now_s if now_s > network_s else network_s
+            network_s = start_s + seconds
+            if record is not None:
+                record.append(comm_span(step, bucket, phase, start_s, seconds))
+            comm_end_s[bucket] = network_s
+            released.append((network_s, bucket, phase + 1))
+
+
+def _span(name: str, stream: str, start_s: float, seconds: float, kind: str, *args: tuple[str, float | str]) -> Span:
+    return Span(name=name, stream=stream, start_s=start_s, end_s=start_s + seconds, kind=kind, args=args)
+
+
+def segment_span(step: Step, segment: int, start_s: float, seconds: float) -> Span:
+    """The span of one backward segment."""
+    name = step.segment_names[segment] if segment < len(step.segment_names) else f"segment {segment}"
+    return _span(name, "compute", start_s, seconds, "backward", ("segment", segment))
+
+
+def kernel_span(step: Step, bucket: int, phase: int, start_s: float, seconds: float) -> Span:
+    """The span of device work of a chain: phase 0 encodes, the last decodes, those between are `between`."""
+    kind = "encode" if phase == 0 else "decode" if phase == step.comm_s.shape[0] else "between"
+    return _span(f"{kind} {bucket}", "compute", start_s, seconds, kind, ("bucket", bucket), ("phase", phase))
+
+
+def comm_span(step: Step, bucket: int, phase: int, start_s: float, seconds: float) -> Span:
+    """The span of one collective, with the uncompressed bytes of its bucket where they are known."""
+    args: list[tuple[str, float | str]] = [("bucket", bucket), ("phase", phase)]
+    if bucket < len(step.bucket_bytes):
+        args.append(("bucket_bytes", float(step.bucket_bytes[bucket])))
+    return _span(f"bucket {bucket} phase {phase}", "comm", start_s, seconds, "comm", *args)
+
+
+def _segments(step: Step, record: list[Span], start_s: Array, first: int = 0) -> None:
+    for j, start in enumerate(start_s.tolist(), first):
+        record.append(segment_span(step, j, start, float(step.backward_s[j])))
+
+
+Maker = Callable[[Step, int, int, float, float], Span]
+
+
+def _rows(step: Step, record: list[Span], make: Maker, phase: int, end_s: Array, seconds: Array) -> None:
+    for i, (end, duration) in enumerate(zip(end_s.tolist(), seconds.tolist(), strict=True)):
+        record.append(make(step, i, phase, end - duration, duration))
+
+
+def _kernels(step: Step, record: list[Span], phase: int, end_s: Array, seconds: Array) -> None:
+    _rows(step, record, kernel_span, phase, end_s, seconds)
+
+
+def _collectives(step: Step, record: list[Span], phase: int, end_s: Array) -> None:
+    _rows(step, record, comm_span, phase, end_s, step.comm_s[phase])
