@@ -39,12 +39,12 @@ class Step:
     after the last collective (barrier); ``hook`` = each chain runs as soon as it can, its kernels competing for the
     device with back-propagation, decode included (PyTorch's DDP communication hook).
 
-    blocking (hook with two or more phases): the host waits inside the chain, so no further backward segment starts from
-    the end of a bucket's encode until its last `between` has run. This is what PyTorch's Power-SGD hook does: futures
-    of NCCL work count as complete once enqueued, so the callback runs at once in the thread that launches
-    back-propagation, and the ``torch.linalg.qr`` in it synchronises the host with a stream that waits for the first
-    all-reduce. Hence its overlapped form can lose to no overlap (PyTorch issues 74148 and 74907, epfml/powersgd
-    issue 18).
+    blocking (hook only): the host waits inside the chain, so no further backward segment starts from the end of a
+    bucket's encode until it has been decoded. This is what PyTorch's Power-SGD hook does. The future of an NCCL
+    collective counts as complete once enqueued, so the callbacks of the chain run at once, in the thread that launches
+    back-propagation, and the last of them calls ``torch.cuda.synchronize`` (powerSGD_hook.py, `decompress`; PyTorch
+    pull request 49435). Hence the overlapped form can lose to no overlap (arXiv 2103.00543; PyTorch issues 74148 and
+    74907; epfml/powersgd issue 18).
     """
 
     forward_s: float
@@ -247,7 +247,6 @@ def _hook(step: Step, record: list[Span] | None) -> tuple[float, Array]:
     comm_s = step.comm_s.tolist()
     now_s = float(step.accumulation_s + step.forward_s)
     last, segment, encoded, ready_buckets = len(done_s) - 1, 0, 0, 0
-    blocks = step.blocking and phases > 1
     blocked, exposed_s, network_s = 0, 0.0, 0.0
     comm_end_s = [0.0] * buckets
     released: deque[tuple[float, int, int]] = deque()
@@ -283,8 +282,8 @@ def _hook(step: Step, record: list[Span] | None) -> tuple[float, Array]:
         if record is not None:
             record.append(kernel_span(step, bucket, phase, now_s, seconds))
         now_s += seconds
-        if blocks:
-            blocked += (phase == 0) - (phase == phases - 1)
+        if step.blocking:
+            blocked += (phase == 0) - (phase == phases)
         if phase < phases:
             seconds = comm_s[phase][bucket]
             start_s = now_s if now_s > network_s else network_s
