@@ -29,8 +29,8 @@ class Round:
 
     src, dst: rank numbers, one entry a transfer; nbytes: bytes of every transfer; repeat: how many times in a row;
     hops: messages of a round pass `hops` ranks in a pipeline of small chunks, so the round costs ``hops * alpha`` of
-    latency but its bytes only once (NCCL's chains and trees); tier: 0 = the tier named by alpha_s and Bps, 1 = the
-    inner tier of a hierarchical algorithm.
+    latency but its bytes only once (NCCL's chains and trees). Which link a transfer takes
+    follows from where its two ranks sit.
     """
 
     src: NDArray[np.int64]
@@ -38,13 +38,12 @@ class Round:
     nbytes: float
     repeat: int = 1
     hops: int = 1
-    tier: int = 0
 
 
-def shift(ranks: int, by: int, nbytes: float, *, repeat: int = 1, hops: int = 1, tier: int = 0) -> Round:
+def shift(ranks: int, by: int, nbytes: float, *, repeat: int = 1) -> Round:
     """The symmetric round: every rank r sends nbytes to (r + by) mod ranks."""
     src = np.arange(ranks, dtype=np.int64)
-    return Round(src=src, dst=(src + by) % ranks, nbytes=nbytes, repeat=repeat, hops=hops, tier=tier)
+    return Round(src=src, dst=(src + by) % ranks, nbytes=nbytes, repeat=repeat)
 
 
 def pairs(src: Iterable[int], dst: Iterable[int], nbytes: float, *, hops: int = 1) -> Round:

@@ -67,7 +67,7 @@ def seconds(
 
 
 def rounds(op: str, *, ranks: int, nbytes: float, inner_ranks: int = 1) -> Iterable[Round]:
-    """Inner rounds carry tier 1, outer ones tier 0. Raises InputError when the nodes are not of equal size."""
+    """Ranks are numbered node by node. Raises InputError when the nodes are not of equal size."""
     check(op, OPS, "hierarchical")
     if ranks % inner_ranks:
         raise InputError(f"does not divide {ranks} ranks", key="inner_ranks", value=inner_ranks)
@@ -90,6 +90,6 @@ def _spread(one: Round, inner_ranks: int, leaders: bool) -> Round:
 
 
 def _repeat_in_nodes(one: Round, nodes: int, inner_ranks: int) -> Round:
-    """A round of one node, done in all of them at once, on the inner tier."""
+    """A round of one node, done in all of them at once."""
     first = np.arange(nodes)[:, None] * inner_ranks
-    return replace(one, src=(first + one.src).ravel(), dst=(first + one.dst).ravel(), tier=1)
+    return replace(one, src=(first + one.src).ravel(), dst=(first + one.dst).ravel())

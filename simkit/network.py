@@ -1,0 +1,359 @@
+"""Where ranks sit decides which links a collective crosses; the links decide its seconds.
+
+A group of n ranks on N nodes, g of them on the fullest node, pays (f = 2 for all_reduce, else 1; w = share of the
+buffer which the busiest rank sends; B' inside the node, B = what the node's NICs carry for this group):
+
+    ring           a + f (n-N) a' + f (N-1) alpha + c-terms + w S max([g>1]/B', [N>1]/B)
+    double-tree    a + f (g-1) a' + 2 floor(log2 N) alpha + c-terms + S max(min(g-1,2)/B', min(N-1,2)/B)
+    hierarchical   the sum of both tiers, see collectives/hierarchical.py
+    any other      steps (a' or alpha) + wire / min(B', B/g): every step may cross nodes, all ranks of a node at once
+
+Each is latency + root sqrt(S) + bytes/B in S, so an array of sizes costs a few numpy operations. A chunk of a ring pays
+every hop once: N-1 (all_reduce 2(N-1)) of them cross nodes, as in NCCL's tuner; the slowest hop sets the rate.
+B: a GPU drives ceil(NICs/GPUs) NICs, sibling groups active at the same time share them, the GPU's PCIe slot caps it,
+and without P2P (no GPUDirect) the rate of copies staged through host memory caps it once more.
+Sources: NCCL 2.2x graph/tuning.cc; Thakur et al. 2005; the measurements named by each fitted link.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from simkit import plugins
+from simkit.collectives import hierarchical, ring
+from simkit.collectives._common import ALL_OPS, Num, check, log2_floor, some
+from simkit.collectives._law import STAGED, Law, latency_factor, law, slowest
+from simkit.errors import InputError
+from simkit.spec.hardware import Cluster, Device
+from simkit.units import format_bytes
+
+_FREE = Law(evidence="one rank a node: no link inside the node is used")
+_LOCAL = Law(evidence="one node: no network is used")
+# Usable byte/s of one PCIe lane per generation: line rate after coding, PCI-SIG base specifications 1 to 6.
+_PCIE_LANE_Bps: Mapping[int, float] = MappingProxyType(
+    {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where a group sits: its size, the nodes it touches, the ranks on the fullest of them, and who shares the NICs.
+
+    sharing: how many groups use the NICs of one node at the same time. ranks, nodes, per_node may be arrays.
+    """
+
+    ranks: Num
+    nodes: Num
+    per_node: Num
+    sharing: Num = 1
+    devices: tuple[Device, ...] = ()
+
+    @property
+    def tier(self) -> str:
+        """``intra``, ``inter`` or ``intra+inter``; ``none`` for one rank."""
+        parts = [name for name, used in (("intra", self.per_node), ("inter", self.nodes)) if np.any(used > 1)]
+        return "+".join(parts) or "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCost:
+    """What a collective costs and why. seconds has the shape of nbytes; alpha_s: all latency; Bps: bytes sent by the
+    busiest rank over the time of the bytes. bound: what limits the largest size; evidence: one line a link used."""
+
+    seconds: Num
+    alpha_s: Num
+    Bps: Num
+    algorithm: str
+    tier: str
+    bound: str
+    evidence: tuple[str, ...]
+    kind: str
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """seconds(S) = latency_s + root sqrt(S) + S * per_byte_s for one algorithm."""
+
+    algorithm: str
+    latency_s: Num
+    root: Num
+    per_byte_s: Num
+
+    def seconds(self, nbytes: Num) -> Num:
+        return self.latency_s + self.root * np.sqrt(nbytes) + nbytes * self.per_byte_s
+
+
+def place(cluster: Cluster, ranks: Num | Sequence[int] | None = None, *, stride: int = 1) -> Placement:
+    """Finds the nodes of a group of ranks; ranks are numbered node by node.
+
+    ranks: None = all GPUs; a size (or an array of sizes) = ranks 0, stride, 2 stride, ...; a list or tuple = these rank
+    numbers. With a stride the `stride` sibling groups are taken to communicate at the same time and share the NICs, as
+    data-parallel groups do when tensor-parallel ranks are neighbours.
+    Raises InputError for ranks the cluster does not have.
+    """
+    if isinstance(ranks, (list, tuple)):
+        return _place_list(cluster, ranks)
+    size: Num = cluster.gpus if ranks is None else ranks
+    if np.any(np.asarray(size) < 1) or np.any((np.asarray(size) - 1) * stride >= cluster.gpus):
+        what = f"does not fit {cluster.gpus} GPUs of {cluster.spec}" + (f" with stride {stride}" if stride > 1 else "")
+        raise InputError(what, key="ranks", value=ranks, hint="use 1 up to the GPUs of the cluster")
+    if len({g.gpus_per_node for g in cluster.groups}) > 1 and np.ndim(size) == 0:
+        return _place_list(cluster, range(0, int(size) * stride, stride), sharing=stride)
+    gpus = min(g.gpus_per_node for g in cluster.groups)
+    per_node = np.minimum(size, max(1, gpus // stride))
+    nodes = np.maximum(-(-size // per_node), 1)
+    return Placement(
+        ranks=size, nodes=nodes, per_node=per_node, sharing=min(stride, gpus), devices=_used(cluster, size, stride)
+    )
+
+
+def _used(cluster: Cluster, size: Num, stride: int) -> tuple[Device, ...]:
+    last = int(np.max(size) - 1) * stride
+    found, first = [], 0
+    for group in cluster.groups:
+        if first <= last:
+            found.append(group.device)
+        first += group.gpus
+    return tuple(found)
+
+
+def _place_list(cluster: Cluster, ranks: Sequence[int], *, sharing: int = 1) -> Placement:
+    sizes = np.concatenate([np.full(g.nodes, g.gpus_per_node) for g in cluster.groups])
+    kinds = np.repeat(np.arange(len(cluster.groups)), [g.nodes for g in cluster.groups])
+    where = np.asarray(ranks, dtype=np.int64)
+    if where.size == 0 or where.min() < 0 or where.max() >= cluster.gpus:
+        raise InputError(f"names ranks outside 0..{cluster.gpus - 1}", key="ranks", value=list(ranks))
+    node = np.searchsorted(np.cumsum(sizes), where, side="right")
+    nodes, counts = np.unique(node, return_counts=True)
+    devices = tuple(cluster.groups[k].device for k in np.unique(kinds[nodes]))
+    return Placement(
+        ranks=int(where.size),
+        nodes=int(nodes.size),
+        per_node=int(counts.max()),
+        sharing=min(sharing, int(sizes[nodes].min())),
+        devices=devices,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tiers:
+    """The two laws a group uses and the rates they give it; 1/rate is 0 where the tier is not crossed."""
+
+    intra: Law
+    inter: Law
+    intra_spB: Num
+    inter_spB: Num
+
+
+def _staged(cluster: Cluster) -> bool:
+    return not cluster.p2p and cluster.intra is not None and cluster.intra.transport == "pcie"
+
+
+def _tiers(op: str, at: Placement, cluster: Cluster, engine: str) -> _Tiers:
+    inside, across = np.any(at.per_node > 1), np.any(at.nodes > 1)
+    if inside and cluster.intra is None:
+        raise InputError("is needed by ranks of one node", key="intra", hint="name a link profile or RATE@LATENCY")
+    if across and cluster.inter is None:
+        raise InputError("is needed by ranks on several nodes", key="inter", hint="name a link profile or RATE@LATENCY")
+    devices = [d.name for d in at.devices]
+    intra, inter = _FREE, _LOCAL
+    if inside and cluster.intra:
+        intra = slowest([law(cluster.intra, op, d, staged=_staged(cluster), engine=engine) for d in devices])
+    if across and cluster.inter:
+        inter = slowest([law(cluster.inter, op, d) for d in devices])
+    rate = _node_Bps(at, cluster, inter) if across else math.inf
+    return _Tiers(
+        intra=intra,
+        inter=inter,
+        intra_spB=np.where(at.per_node > 1, 1 / intra.rate_Bps(np.maximum(at.per_node, 2)), 0.0)[()],
+        inter_spB=np.where(at.nodes > 1, 1 / rate, 0.0)[()],
+    )
+
+
+def _node_Bps(at: Placement, cluster: Cluster, inter: Law) -> Num:
+    """What the NICs of a node carry for this group in one direction, in byte/s."""
+    gpus = min(g.gpus_per_node for g in cluster.groups)
+    nics = np.minimum(cluster.nics_per_node / at.sharing, at.per_node * -(-cluster.nics_per_node // gpus))
+    wide_area = cluster.inter is not None and cluster.inter.scope == "wan"
+    rate = inter.rate_Bps(at.nodes) * (1 if wide_area else nics)
+    slots = [_PCIE_LANE_Bps.get(d.pcie_generation, math.inf) * d.pcie_lanes for d in at.devices]
+    slot_Bps = min(slots, default=math.inf)
+    rate = np.minimum(rate, at.per_node * slot_Bps)
+    if not cluster.p2p:
+        rate = np.minimum(rate, np.minimum(at.per_node, np.ceil(nics)) * _host_Bps(at, cluster, slot_Bps))
+    return rate
+
+
+def _host_Bps(at: Placement, cluster: Cluster, slot_Bps: float) -> float:
+    """The rate of one GPU's traffic through host memory: the staged law of the bus, or half of the slot's rate."""
+    if cluster.intra is None or cluster.intra.transport != "pcie":
+        return slot_Bps * STAGED[0]
+    laws = [law(cluster.intra, "all_reduce", d.name, staged=True) for d in at.devices]
+    return float(np.min([one.rate_Bps(2) for one in laws]))
+
+
+def _ring_line(op: str, at: Placement, t: _Tiers) -> _Line:
+    f = latency_factor(op)
+    share = ring.wire_bytes(op, ranks=at.ranks, nbytes=1.0)
+    latency = t.intra.a_s * some(at.per_node) + f * ((at.ranks - at.nodes) * t.intra.step_s)
+    latency = latency + f * (at.nodes - 1) * t.inter.step_s + t.inter.a_s * some(at.nodes)
+    per_byte = share * np.maximum(t.intra_spB, t.inter_spB)
+    if op == "all_to_all":
+        # Each rank keeps the blocks of its own node off the NICs; all ranks of the node share them for the rest.
+        inner = (at.per_node - 1) / at.ranks * t.intra_spB
+        outer = (at.ranks - at.per_node) / at.ranks * at.per_node * t.inter_spB
+        per_byte = np.maximum(inner, outer)
+    return _Line(algorithm="ring", latency_s=latency, root=_root(at, t, share, share), per_byte_s=per_byte)
+
+
+def _root(at: Placement, t: _Tiers, inner_share: Num, outer_share: Num) -> Num:
+    inner = t.intra.ramp(np.maximum(at.per_node, 2)) * some(at.per_node) * np.sqrt(inner_share)
+    return inner + t.inter.ramp(at.nodes) * some(at.nodes) * np.sqrt(outer_share)
+
+
+def _double_tree_line(op: str, at: Placement, t: _Tiers) -> _Line:
+    check(op, plugins.get("simkit.collectives", "double-tree").OPS, "double-tree")
+    inner, outer = np.minimum(at.per_node - 1, 2), np.minimum(at.nodes - 1, 2)
+    latency = t.intra.a_s * some(at.per_node) + 2 * (at.per_node - 1) * t.intra.step_s
+    latency = latency + 2 * log2_floor(at.nodes) * t.inter.step_s + t.inter.a_s * some(at.nodes)
+    per_byte = np.maximum(inner * t.intra_spB, outer * t.inter_spB)
+    return _Line(algorithm="double-tree", latency_s=latency, root=_root(at, t, inner, outer), per_byte_s=per_byte)
+
+
+def _hierarchical_line(op: str, at: Placement, t: _Tiers) -> _Line:
+    def price(nbytes: float, alpha: float, inner_alpha: float, spB: Num, inner_spB: Num) -> Num:
+        with np.errstate(divide="ignore"):
+            return hierarchical.seconds(
+                op, ranks=at.nodes * at.per_node, nbytes=nbytes, alpha_s=alpha, Bps=1 / np.float64(spB * at.per_node),
+                inner_ranks=at.per_node, inner_alpha_s=inner_alpha, inner_Bps=1 / np.float64(inner_spB),
+            )  # fmt: skip
+
+    share = ring.wire_bytes(op, ranks=at.per_node, nbytes=1.0)
+    outer = ring.wire_bytes(op, ranks=at.nodes, nbytes=1.0)
+    latency = price(0.0, t.inter.step_s, t.intra.step_s, 1.0, 1.0)
+    latency = latency + t.intra.a_s * some(at.per_node) + t.inter.a_s * some(at.nodes)
+    per_byte = price(1.0, 0.0, 0.0, t.inter_spB, t.intra_spB)
+    return _Line(algorithm="hierarchical", latency_s=latency, root=_root(at, t, share, outer), per_byte_s=per_byte)
+
+
+def _other_line(op: str, at: Placement, t: _Tiers, algorithm: str) -> _Line:
+    module = plugins.get("simkit.collectives", algorithm)
+    wire = module.wire_bytes(op, ranks=at.ranks, nbytes=1.0)
+    step = np.where(at.nodes > 1, t.inter.step_s, t.intra.step_s)
+    latency = t.intra.a_s * some(at.per_node) + t.inter.a_s * some(at.nodes) + module.steps(op, at.ranks) * step
+    per_byte = wire * np.maximum(t.intra_spB, t.inter_spB * at.per_node)
+    return _Line(algorithm=algorithm, latency_s=latency, root=_root(at, t, wire, wire), per_byte_s=per_byte)
+
+
+def _lines(op: str, at: Placement, t: _Tiers, algorithm: str | None) -> list[_Line]:
+    """The candidates: the one asked for, or those NCCL's tuner would weigh."""
+    key = (algorithm or "auto").replace("_", "-")
+    special: dict[str, Callable[[], _Line]] = {
+        "ring": lambda: _ring_line(op, at, t),
+        "double-tree": lambda: _double_tree_line(op, at, t),
+        "hierarchical": lambda: _hierarchical_line(op, at, t),
+    }
+    if key != "auto":
+        return [special[key]() if key in special else _other_line(op, at, t, key)]
+    found = [special["ring"]()]
+    # A measured law of one node contains NCCL's own choice; a tree on top of it would be counted twice.
+    fitted_node = t.intra.kind != "assumed" and not np.any(at.nodes > 1)
+    if op == "all_reduce" and not fitted_node:
+        found.append(special["double-tree"]())
+    return found
+
+
+def _warnings(at: Placement, nbytes: Num, t: _Tiers) -> tuple[str, ...]:
+    found = []
+    for one, count in ((t.intra, at.per_node), (t.inter, at.ranks)):
+        for key, value in (("bytes", nbytes), ("ranks", count)):
+            low, high = one.valid.get(key, (0.0, math.inf))
+            if np.any(np.asarray(value) > high) or np.any(np.asarray(value) < low):
+                shown = format_bytes if key == "bytes" else "{:g}".format
+                found.append(f"{one.evidence}: {key} outside the fitted {shown(low)} to {shown(high)}")
+    return tuple(found)
+
+
+def collective(
+    op: str,
+    *,
+    nbytes: Num,
+    cluster: Cluster,
+    ranks: Num | Sequence[int] | Placement | None = None,
+    stride: int = 1,
+    algorithm: str | None = None,
+    engine: str = "",
+) -> CollectiveCost:
+    """Prices one collective; the equations are at the head of this module.
+
+    nbytes: nccl-tests convention, scalar or array; ranks, stride: see `place`, or a Placement; algorithm: a key of
+    ``collectives/``, or None / "auto" for the fastest of those NCCL would weigh at each size; engine: prefers the fit
+    of that inference engine's own kernels where the link has one.
+    Raises InputError for an unknown op or algorithm, ranks the cluster lacks, or a missing link.
+    """
+    check(op, ALL_OPS, "a collective")
+    at = ranks if isinstance(ranks, Placement) else place(cluster, ranks, stride=stride)
+    t = _tiers(op, at, cluster, engine)
+    lines = _lines(op, at, t, algorithm)
+    every = [line.seconds(nbytes) for line in lines]
+    seconds = np.minimum.reduce(every)
+    at_largest = [float(np.max(line.seconds(np.max(nbytes)))) for line in lines]
+    best = lines[int(np.argmin(at_largest))]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate = ring.wire_bytes(op, ranks=at.ranks, nbytes=1.0) / np.float64(best.per_byte_s)
+    return CollectiveCost(
+        seconds=seconds,
+        alpha_s=best.latency_s,
+        Bps=rate,
+        algorithm=best.algorithm,
+        tier=at.tier,
+        bound=_bound(best, float(np.max(nbytes)), at, t, cluster),
+        evidence=tuple(one.evidence for one in _crossed(t)),
+        kind="assumed" if "assumed" in {one.kind for one in _crossed(t)} else "fitted",
+        warnings=_warnings(at, nbytes, t),
+    )
+
+
+def _crossed(t: _Tiers) -> list[Law]:
+    return [one for one in (t.intra, t.inter) if one is not _FREE and one is not _LOCAL]
+
+
+def _bound(line: _Line, nbytes: float, at: Placement, t: _Tiers, cluster: Cluster) -> str:
+    if np.max(line.latency_s) >= nbytes * np.max(line.per_byte_s):
+        return "latency"
+    crosses = np.any(t.inter_spB >= t.intra_spB)
+    link = cluster.inter if crosses else cluster.intra
+    return f"bandwidth of {link.name}" if link else "nothing"
+
+
+def seconds_fn(
+    op: str,
+    *,
+    cluster: Cluster,
+    ranks: Num | Sequence[int] | Placement | None = None,
+    stride: int = 1,
+    algorithm: str | None = None,
+    engine: str = "",
+) -> Callable[[Num], Any]:
+    """The same as `collective(...).seconds` with everything but the bytes worked out beforehand: a few microseconds."""
+    check(op, ALL_OPS, "a collective")
+    at = ranks if isinstance(ranks, Placement) else place(cluster, ranks, stride=stride)
+    lines = _lines(op, at, _tiers(op, at, cluster, engine), algorithm)
+    first, rest = lines[0], lines[1:]
+    if not rest:
+        return first.seconds
+
+    def seconds(nbytes: Num) -> Num:
+        best = first.seconds(nbytes)
+        for line in rest:
+            best = np.minimum(best, line.seconds(nbytes))
+        return best
+
+    return seconds
