@@ -64,6 +64,14 @@ _GEMMA2 = replace(
     block_order=("attention", "mlp", "norm0", "norm1", "norm2", "norm3"),
 )
 
+_BERT = Layout(
+    embed="bert.embeddings.word_embeddings", position="bert.embeddings.position_embeddings",
+    embed_norm="bert.embeddings.LayerNorm", block="bert.encoder.layer.{}.",
+    qkv=("attention.self.query", "attention.self.key", "attention.self.value"), out="attention.output.dense",
+    mlp=("intermediate.dense", "output.dense"), norms=("attention.output.LayerNorm", "output.LayerNorm"),
+    block_order=("attention", "norm0", "mlp", "norm1"), final_norm="",
+)
+
 LAYOUTS: Mapping[str, Layout] = MappingProxyType({
     "llama": LLAMA,
     "gemma2": _GEMMA2,
@@ -127,12 +135,10 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType({
         final_norm="transformer.encoder.final_layernorm", head="transformer.output_layer",
     ),
     "qwen": replace(_GPT2, position="", mlp=("mlp.w2", "mlp.w1", "mlp.c_proj"), mlp_order=(1, 0, 2)),
-    "bert": Layout(
-        embed="bert.embeddings.word_embeddings", position="bert.embeddings.position_embeddings",
-        embed_norm="bert.embeddings.LayerNorm", block="bert.encoder.layer.{}.",
-        qkv=("attention.self.query", "attention.self.key", "attention.self.value"), out="attention.output.dense",
-        mlp=("intermediate.dense", "output.dense"), norms=("attention.output.LayerNorm", "output.LayerNorm"),
-        block_order=("attention", "norm0", "mlp", "norm1"), final_norm="",
+    "bert": _BERT,
+    "roberta": replace(
+        _BERT, embed="roberta.embeddings.word_embeddings", position="roberta.embeddings.position_embeddings",
+        embed_norm="roberta.embeddings.LayerNorm", block="roberta.encoder.layer.{}.",
     ),
     "distilbert": Layout(
         embed="distilbert.embeddings.word_embeddings", position="distilbert.embeddings.position_embeddings",
@@ -151,7 +157,7 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType({
 })
 
 _ALIASES: Mapping[str, str] = MappingProxyType({
-    "roberta": "bert", "gpt3": "gpt2", "deepseek_v3": "deepseek_v2", "kimi_k2": "deepseek_v2",
+    "gpt3": "gpt2", "gpt_bigcode": "gpt2", "deepseek_v3": "deepseek_v2", "kimi_k2": "deepseek_v2",
 })
 
 

@@ -16,8 +16,9 @@ from types import MappingProxyType
 class Tensor:
     """A trainable parameter: dotted name, shape as torch registers it (first dimension = outputs).
 
-    module: the part it belongs to (``embedding``, ``attention.qkv``, ``attention.out``, ``mlp``, ``norm``, ``head``,
-    ``conv``, …), used for break-downs. `layer`: index of the repeated block, -1 outside. `role`: ``dense``,
+    module: the part it belongs to, used for break-downs: ``embedding attention.qkv attention.out attention.sinks
+    cross_attention.qkv cross_attention.out mlp router experts shared_expert norm conv head`` and ``sequence_head`` (once
+    a sequence: pooler, next-sentence and classification heads). `layer`: index of the repeated block, -1 outside. `role`: ``dense``,
     ``expert`` (routed experts) or ``embedding`` (looked up, no matmul). `repeat`: this many equal tensors stand one
     after the other (the routed experts of a layer), so that a 1,000-expert model stays a short list.
     """
@@ -212,6 +213,8 @@ class Model:
     default_seq_len: int | None = None
     source: str = ""
     notes: tuple[str, ...] = ()
+    dtype: str = ""
+    """Data type of the published checkpoint; empty where it is not known."""
 
     @property
     def params(self) -> int:
