@@ -198,7 +198,7 @@ def _encoder(spec: TransformerSpec, names: Layout, seq_len: int | None) -> Itera
         yield from block(spec, names, index)
     h = spec.hidden
     if "pooler" in spec.heads_list:
-        yield from _linear(f"{names.embed.partition(".")[0]}.pooler.dense", h, h, "sequence_head", -1, True)
+        yield from _linear(f"{names.embed.partition('.')[0]}.pooler.dense", h, h, "sequence_head", -1, True)
     if "mlm" in spec.heads_list:
         yield from _masked_lm(spec)
     if "nsp" in spec.heads_list:
