@@ -1,0 +1,45 @@
+"""The gradient-exchange methods, fusion rules and collective algorithms there are.
+
+Examples:
+
+  simkit methods
+  simkit methods acp-sgd
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+
+from simkit import plugins
+from simkit.commands import _flags, _output
+
+FOLDERS = {"method": "simkit.compressors", "fusion": "simkit.fusion", "algorithm": "simkit.collectives"}
+
+
+def configure(parser: _flags.Parser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="print what is known about one of them")
+    _flags.add_forms(parser, "json")
+
+
+def run(args: argparse.Namespace) -> int:
+    found = [(kind, name, _doc(package, name)) for kind, package in FOLDERS.items() for name in plugins.names(package)]
+    if args.name:
+        from simkit.errors import unknown
+
+        hits = [row for row in found if row[1] == args.name.strip().lower()]
+        if not hits:
+            raise unknown("method", args.name, [name for _, name, _ in found])
+        _output.emit("\n\n".join(f"{name} ({kind})\n\n{doc}" for kind, name, doc in hits))
+    elif args.json:
+        from simkit.render import to_json
+
+        _output.emit(to_json({kind: {n: doc for k, n, doc in found if k == kind} for kind in FOLDERS}))
+    else:
+        rows = [(name, kind, doc.splitlines()[0] if doc else "") for kind, name, doc in found]
+        _output.emit(_output.listing(("name", "flag", "what it does"), [(n, f"--{k}", d) for n, k, d in rows]))
+    return 0
+
+
+def _doc(package: str, name: str) -> str:
+    return inspect.getdoc(plugins.get(package, name)) or ""
