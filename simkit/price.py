@@ -1,0 +1,164 @@
+"""Program and exchange in seconds: which constants apply to a device, a dtype and a stack, and on what evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simkit import roofline
+from simkit.program import Ops, Program, basis
+from simkit.roofline import Array, Columns, Law
+from simkit.spec.hardware import Device
+from simkit.spec.plan import DTYPE_BYTES, Plan
+from simkit.spec.priors import DEFAULT_FRACTION, DEFAULT_KERNEL_S, gemm_prior, prior
+from simkit.spec.stack import Stack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scales:
+    """Multipliers of inputs, for sensitivities and what-if questions; 1 leaves an input as it is."""
+
+    flops: float = 1.0
+    memory_Bps: float = 1.0
+    network_Bps: float = 1.0
+    network_latency: float = 1.0
+    kernel_s: float = 1.0
+    host_s: float = 1.0
+
+
+UNSCALED = Scales()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pricing:
+    """A Law and the evidence behind each of its constants, with what the stack adds per step."""
+
+    law: Law
+    evidence: Mapping[str, str]
+    host_s: float
+    warnings: tuple[str, ...]
+
+
+def peak(device: Device, dtype: str, *, fp16_accumulate: bool = False) -> tuple[float, str]:
+    """(dense FLOP/s, warning) of a dtype; a dtype the device lacks runs at the fp32 rate."""
+    if dtype == "fp16" and fp16_accumulate and device.peak_flops_fp16_accumulate:
+        return device.peak_flops_fp16_accumulate, ""
+    if dtype in device.peak_flops:
+        return device.peak_flops[dtype], ""
+    fallback = "fp32" if "fp32" in device.peak_flops else max(device.peak_flops, key=lambda k: device.peak_flops[k])
+    return device.peak_flops[fallback], f"{device.title} has no {dtype} rate; priced at its {fallback} rate"
+
+
+@lru_cache(maxsize=1024)
+def pricing(device: Device, dtype: str, stack: Stack, *, fp16_accumulate: bool = False, calibration: bool = True) -> Pricing:
+    """The constants for one device, dtype and stack, from the profile's calibration or from the priors."""
+    flops, warning = peak(device, dtype, fp16_accumulate=fp16_accumulate)
+    evidence = {"peak": "datasheet"}
+    fits = device.calibration if calibration else {}
+    gemm = fits.get(f"gemm.{dtype}") or (fits.get(_SIBLING.get(dtype, "")) if dtype in device.peak_flops else None)
+    if gemm is not None:
+        ceiling, depth = gemm["ceiling"], gemm["depth"]
+        evidence["ceiling"] = gemm.evidence
+    else:
+        ceiling, depth, _ = gemm_prior(device, dtype if dtype in device.peak_flops else "fp32", flops)
+        evidence["ceiling"] = "assumed"
+    memory = fits.get("memory")
+    fraction = memory["fraction"] if memory is not None else prior("memory", "fraction", DEFAULT_FRACTION)
+    evidence["memory"] = memory.evidence if memory is not None else "assumed"
+    kernel = fits.get("kernel")
+    kernel_s = kernel["seconds"] if kernel is not None else prior("kernel", "seconds", DEFAULT_KERNEL_S)
+    evidence["kernel"] = kernel.evidence if kernel is not None else "assumed"
+    sustained = fits.get("sustained")
+    eager = stack.calibration.get("eager") if calibration else None
+    arithmetic = "fp32" if dtype == "fp32" or dtype not in device.peak_flops else "tensor"
+    conv = prior(f"conv.{arithmetic}", "factor", 1.0) if calibration else 1.0
+    evidence["sustained"] = sustained.evidence if sustained is not None else "assumed"
+    evidence["stack"] = eager.evidence if eager is not None else "assumed"
+    law = Law(
+        peak_flops=flops,
+        ceiling=ceiling,
+        depth=depth,
+        sm_count=float(device.sm_count or max(1, round(flops / 1e12))),
+        memory_Bps=device.memory_Bps * fraction,
+        conv=conv,
+        elementwise=eager["elementwise"] if eager is not None else 1.0,
+        kernel_s=kernel_s,
+        sustained=sustained["factor"] if sustained is not None else 1.0,
+        element_bytes=DTYPE_BYTES[dtype],
+    )
+    host_s = eager["host_s"] if eager is not None else 0.0
+    return Pricing(law=law, evidence=MappingProxyType(evidence), host_s=host_s, warnings=(warning,) if warning else ())
+
+
+_SIBLING = {"fp16": "gemm.bf16", "bf16": "gemm.fp16", "tf32": "gemm.bf16", "int8": "gemm.fp8"}
+"""A tensor-core dtype without a fit of its own takes the ceiling of one that shares its data path."""
+
+
+def scaled(law: Law, scales: Scales) -> Law:
+    """The law with its inputs multiplied."""
+    if scales is UNSCALED:
+        return law
+    return replace(
+        law,
+        peak_flops=law.peak_flops * scales.flops,
+        memory_Bps=law.memory_Bps * scales.memory_Bps,
+        kernel_s=law.kernel_s * scales.kernel_s,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Compute:
+    """Seconds of each unique operator of one micro-batch; math_bound: arithmetic rather than memory bounds it."""
+
+    forward_s: Array
+    backward_s: Array
+    forward_math: NDArray[np.bool_]
+    backward_math: NDArray[np.bool_]
+    saved_bytes: float
+    logits_bytes: float
+    model_flops: float
+
+    def total(self, ops: Ops, *, backward: bool) -> float:
+        return float((self.backward_s if backward else self.forward_s) @ ops.counts)
+
+
+@lru_cache(maxsize=256)
+def _both(program: Program) -> tuple[Any, Array, Array, int]:
+    """Forward and backward rows as one table, so that pricing is one call."""
+    f, b = program.forward, program.backward
+    return (
+        np.concatenate([f.kind, b.kind]),
+        np.concatenate([f.coefficients, b.coefficients], axis=2),
+        np.concatenate([f.kernels, b.kernels]),
+        len(f),
+    )
+
+
+def compute(program: Program, *, micro_batch: Any, seq_len: Any, law: Law) -> Compute:
+    """Prices one micro-batch of a Program under a Law."""
+    monomials = basis(micro_batch, seq_len)
+    kind, coefficients, kernels, split = _both(program)
+    batch, m, n, k, nbytes, saved = monomials @ coefficients
+    columns = Columns(kind=kind, batch=batch, m=m, n=n, k=k, nbytes=nbytes, kernels=kernels)
+    t, math = roofline.seconds(columns, law)
+    return Compute(
+        forward_s=t[..., :split],
+        backward_s=t[..., split:],
+        forward_math=math[..., :split],
+        backward_math=math[..., split:],
+        saved_bytes=saved[..., :split] @ program.forward.counts,
+        logits_bytes=monomials @ program.logits,
+        model_flops=monomials @ program.model_flops,
+    )
+
+
+def optimizer_seconds(params: float, tensors: int, plan: Plan, stack: Stack, law: Law) -> float:
+    """params · bytes/parameter at the streaming rate, plus the launches of a per-tensor loop."""
+    moved = params * stack.optimizer_bytes[plan.optimizer]
+    return moved / (law.memory_Bps * law.sustained) + tensors * stack.optimizer_kernels[plan.optimizer] * law.kernel_s

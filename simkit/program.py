@@ -1,0 +1,206 @@
+"""What must be computed and kept, with no device and no seconds in it.
+
+Every quantity of an operator is a polynomial in the micro-batch b and the sequence length s over the monomials of
+`BASIS`; a row stores its coefficients. A Program is therefore built once per model and numerics, and its columns at any
+batch, or at a million of them, are one matrix product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simkit.roofline import GEMM, MEMORY, Array, Columns
+
+BASIS = ("1", "b", "s", "b·s", "b·s²")
+ONE, B, S, BS, BSS = np.eye(len(BASIS))
+ZERO = np.zeros(len(BASIS))
+
+
+def basis(b: Any, s: Any) -> Array:
+    """The monomials at micro-batch b and length s, stacked on the last axis: shape (..., 5)."""
+    b, s = np.asarray(b, dtype=float), np.asarray(s, dtype=float)
+    bs = b * s
+    shape = bs.shape
+    return np.stack([np.ones(shape), np.broadcast_to(b, shape), np.broadcast_to(s, shape), bs, bs * s], axis=-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One operator while a workload is being written down; the vectors are coefficients over `BASIS`.
+
+    saved: bytes kept from the forward pass for the backward pass. trains: the tensors whose gradients this operator
+    completes, as keys that `Recorder.block` turns into tensor names.
+    """
+
+    name: str
+    module: str
+    kind: int
+    batch: Array
+    m: Array
+    n: Array
+    k: Array
+    nbytes: Array
+    saved: Array
+    kernels: float = 1.0
+    trains: tuple[str, ...] = ()
+    flops: Array = field(default_factory=lambda: ZERO)
+
+
+def matmul(
+    name: str,
+    module: str,
+    *,
+    m: Array,
+    n: Array,
+    k: Array,
+    flops: Array,
+    nbytes: Array,
+    batch: Array = ONE,
+    kind: int = GEMM,
+    saved: Array = ZERO,
+    kernels: float = 1.0,
+    trains: tuple[str, ...] = (),
+) -> Op:
+    """out[m,n] = in[m,k] w[k,n], `batch` copies; flops = 2·batch·m·n·k, given as a polynomial of its own because a
+    product of polynomials may leave the basis while the count does not."""
+    return Op(
+        name=name, module=module, kind=kind, batch=batch, m=m, n=n, k=k, nbytes=nbytes, saved=saved, kernels=kernels,
+        trains=trains, flops=flops,
+    )
+
+
+def stream(
+    name: str, module: str, nbytes: Array, *, saved: Array = ZERO, kernels: float = 1.0, trains: tuple[str, ...] = ()
+) -> Op:
+    """An operator that only moves bytes: element-wise work, norms, reductions, look-ups, copies."""
+    return Op(
+        name=name, module=module, kind=MEMORY, batch=ZERO, m=ZERO, n=ZERO, k=ZERO, nbytes=nbytes, saved=saved,
+        kernels=kernels, trains=trains,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ops:
+    """Unique operators as coefficient matrices of shape (5, rows); `order` lists rows in the order of execution."""
+
+    names: tuple[str, ...]
+    modules: tuple[str, ...]
+    kind: NDArray[np.int8]
+    coefficients: Array
+    """Shape (6, 5, rows): batch, m, n, k, nbytes, saved."""
+    kernels: Array
+    order: NDArray[np.int64]
+    counts: Array
+    """How often each unique row is executed: bincount of `order`."""
+
+    def at(self, monomials: Array) -> tuple[Columns, Array]:
+        """Columns and saved bytes at the given monomials of shape (..., 5)."""
+        batch, m, n, k, nbytes, saved = monomials @ self.coefficients
+        return Columns(kind=self.kind, batch=batch, m=m, n=n, k=k, nbytes=nbytes, kernels=self.kernels), saved
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def ops(written: list[Op], order: Iterable[int]) -> Ops:
+    """The struct of arrays of some operators and the order in which they run; equal operators share a row."""
+    table = np.array([[o.batch, o.m, o.n, o.k, o.nbytes, o.saved] for o in written]).reshape(len(written), 6, len(BASIS))
+    rows: dict[tuple[object, ...], int] = {}
+    row_of = [rows.setdefault((o.kind, o.module, o.kernels, table[i].tobytes()), len(rows)) for i, o in enumerate(written)]
+    first = [row_of.index(r) for r in range(len(rows))]
+    sequence = np.array([row_of[i] for i in order], dtype=np.int64)
+    return Ops(
+        names=tuple(written[i].name for i in first),
+        modules=tuple(written[i].module for i in first),
+        kind=np.array([written[i].kind for i in first], dtype=np.int8),
+        coefficients=np.ascontiguousarray(table[first].transpose(1, 2, 0)),
+        kernels=np.array([written[i].kernels for i in first], dtype=float),
+        order=sequence,
+        counts=np.bincount(sequence, minlength=len(rows)).astype(float),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Program:
+    """One micro-batch of training on one device.
+
+    ready: for each gradient, in the order in which back-propagation finishes them, the position in `backward.order`
+    after which it is complete; tensor_index: its index in `Model.tensors`. The `logits_bytes` polynomial is
+    what the last layer materialises beside the saved activations; workspace likewise.
+    """
+
+    forward: Ops
+    backward: Ops
+    ready: NDArray[np.int64]
+    tensor_index: NDArray[np.int64]
+    logits: Array
+    model_flops: Array
+    """FLOPs of one forward pass of matrix products, coefficients over BASIS, no recomputation (the M of MFU)."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A forward operator and the operators that its gradient takes, in their order."""
+
+    forward: tuple[Op, ...]
+    backward: tuple[Op, ...] = ()
+
+
+class Recorder:
+    """Writes a Program down: nodes in forward order; the backward pass is the nodes in reverse.
+
+    A repeated block is given once, with one renaming of its tensors per repetition, so that its operators stay unique
+    rows. A tensor used twice (a tied embedding) is complete after its last use in the backward pass.
+    """
+
+    def __init__(self) -> None:
+        self._unique: tuple[list[Op], list[Op]] = ([], [])
+        self._row: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        self._forward: list[int] = []
+        self._backward: list[tuple[int, tuple[str, ...]]] = []
+
+    def _index(self, op: Op, side: int) -> int:
+        rows = self._row[side]
+        if id(op) not in rows:
+            rows[id(op)] = len(self._unique[side])
+            self._unique[side].append(op)
+        return rows[id(op)]
+
+    def add(self, nodes: Iterable[Node], rename: dict[str, tuple[str, ...]] | None = None) -> None:
+        """Appends nodes; `rename` maps the keys in `Op.trains` to tensor names (identity where absent)."""
+        names = rename or {}
+        for node in nodes:
+            self._forward += [self._index(op, 0) for op in node.forward]
+            # Stored reversed: `program` turns the whole list round once.
+            for op in reversed(node.backward):
+                trained = tuple(n for key in op.trains for n in names.get(key, (key,)))
+                self._backward.append((self._index(op, 1), trained))
+
+    def program(self, tensor_names: Iterable[str], *, logits: Array = ZERO, model_flops: Array | None = None, notes: tuple[str, ...] = ()) -> Program:
+        """The Program. Raises ValueError when a tensor is trained by no operator: its gradient would never be ready."""
+        sequence = self._backward[::-1]
+        done: dict[str, int] = {}
+        for position, (_, trained) in enumerate(sequence):
+            for name in trained:
+                done[name] = position
+        index = {name: i for i, name in enumerate(tensor_names)}
+        missing = [name for name in index if name not in done]
+        if missing:
+            raise ValueError(f"no operator completes the gradient of {missing[:3]}")
+        ready = sorted((position, -index[name]) for name, position in done.items() if name in index)
+        flops = model_flops if model_flops is not None else np.sum([self._unique[0][i].flops for i in self._forward], axis=0)
+        return Program(
+            forward=ops(self._unique[0], self._forward),
+            backward=ops(self._unique[1], [row for row, _ in sequence]),
+            ready=np.array([position for position, _ in ready], dtype=np.int64),
+            tensor_index=np.array([-negative for _, negative in ready], dtype=np.int64),
+            logits=logits,
+            model_flops=flops,
+            notes=notes,
+        )
