@@ -307,7 +307,8 @@ def segment_span(step: Step, segment: int, start_s: float, seconds: float) -> Sp
 def kernel_span(step: Step, bucket: int, phase: int, start_s: float, seconds: float) -> Span:
     """The span of device work of a chain: phase 0 encodes, the last decodes, those between are `between`."""
     kind = "encode" if phase == 0 else "decode" if phase == step.comm_s.shape[0] else "between"
-    return _span(f"{kind} {bucket}", "compute", start_s, seconds, kind, ("bucket", bucket), ("phase", phase))
+    name = f"between {bucket} phase {phase}" if kind == "between" else f"{kind} {bucket}"
+    return _span(name, "compute", start_s, seconds, kind, ("bucket", bucket), ("phase", phase))
 
 
 def comm_span(step: Step, bucket: int, phase: int, start_s: float, seconds: float) -> Span:

@@ -32,8 +32,7 @@ class Work:
 
     def per_tensor(self, seconds: Array) -> Array:
         """Seconds of each tensor from the seconds of each row."""
-        summed: Array = np.bincount(self.tensor, weights=seconds, minlength=self.tensors)
-        return summed.astype(np.float64)
+        return np.asarray(np.bincount(self.tensor, weights=seconds, minlength=self.tensors), dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

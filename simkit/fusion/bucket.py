@@ -1,7 +1,7 @@
 """PyTorch DDP's buckets: a bucket closes with the tensor that brings it to its cap.
 
 The first bucket is capped at 1 MiB, so that communication starts early (``dist._DEFAULT_FIRST_BUCKET_BYTES``), the
-others at the threshold. Buckets are rebuilt in the order of readiness after the first iteration, which is the order here.
+others at the threshold. Buckets are rebuilt in the order of readiness after the first iteration, the order here.
 Source: torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size and rebuild_buckets; S. Li et al.,
 "PyTorch Distributed", VLDB 2020, section 3.2.3.
 """
