@@ -45,6 +45,9 @@ class Step:
     back-propagation, and the last of them calls ``torch.cuda.synchronize`` (powerSGD_hook.py, `decompress`; PyTorch
     pull request 49435). Hence the overlapped form can lose to no overlap (arXiv 2103.00543; PyTorch issues 74148 and
     74907; epfml/powersgd issue 18).
+
+    For spans alone: bucket_bytes[i], the uncompressed bytes of a bucket; wire_bytes[p][i], the size of its messages;
+    segment_names and segment_bounds (what bounds a segment: ``compute``, ``memory``, ``launch``).
     """
 
     forward_s: float
@@ -61,7 +64,9 @@ class Step:
     placement: str = "inline"
     blocking: bool = False
     bucket_bytes: Array = field(default_factory=lambda: np.zeros(0))
+    wire_bytes: Array = field(default_factory=lambda: np.zeros((0, 0)))
     segment_names: tuple[str, ...] = ()
+    segment_bounds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,7 +306,10 @@ def _span(name: str, stream: str, start_s: float, seconds: float, kind: str, *ar
 def segment_span(step: Step, segment: int, start_s: float, seconds: float) -> Span:
     """The span of one backward segment."""
     name = step.segment_names[segment] if segment < len(step.segment_names) else f"segment {segment}"
-    return _span(name, "compute", start_s, seconds, "backward", ("segment", segment))
+    args: list[tuple[str, float | str]] = [("segment", segment)]
+    if segment < len(step.segment_bounds):
+        args.append(("bound", step.segment_bounds[segment]))
+    return _span(name, "compute", start_s, seconds, "backward", *args)
 
 
 def kernel_span(step: Step, bucket: int, phase: int, start_s: float, seconds: float) -> Span:
@@ -312,10 +320,12 @@ def kernel_span(step: Step, bucket: int, phase: int, start_s: float, seconds: fl
 
 
 def comm_span(step: Step, bucket: int, phase: int, start_s: float, seconds: float) -> Span:
-    """The span of one collective, with the uncompressed bytes of its bucket where they are known."""
+    """The span of one collective, with its bytes and the uncompressed bytes of its bucket where they are known."""
     args: list[tuple[str, float | str]] = [("bucket", bucket), ("phase", phase)]
     if bucket < len(step.bucket_bytes):
         args.append(("bucket_bytes", float(step.bucket_bytes[bucket])))
+    if step.wire_bytes.size:
+        args.append(("bytes", float(step.wire_bytes[phase, bucket])))
     return _span(f"bucket {bucket} phase {phase}", "comm", start_s, seconds, "comm", *args)
 
 
