@@ -1,6 +1,6 @@
 """What a device, a link and a cluster are: facts from datasheets, and beside them, apart, what was fitted.
 
-All numbers are SI floats. `sources` names, for every fact, a key of ``hwprofiles/sources.toml``.
+All numbers are SI floats. Values are compared by identity: a profile is loaded once and shared. `sources` names, for every fact, a key of ``hwprofiles/sources.toml``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import MappingProxyType
 EMPTY: Mapping[str, float] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fit:
     """One fitted piece of a profile: its constants, and where they come from.
 
@@ -37,7 +37,7 @@ class Fit:
         return self.values.get(key, default)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Device:
     """An accelerator (or a CPU) as its datasheet describes it.
 
@@ -78,7 +78,7 @@ class Device:
     file: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Link:
     """A link between two ranks, or between two nodes.
 
@@ -104,7 +104,7 @@ class Link:
     file: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Group:
     """Nodes of one kind: `nodes` machines with `gpus_per_node` GPUs of `device` each."""
 
@@ -117,7 +117,7 @@ class Group:
         return self.nodes * self.gpus_per_node
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cluster:
     """Groups of nodes joined by `intra` inside a node and `inter` between nodes.
 

@@ -19,7 +19,7 @@ DEFAULT = "pytorch"
 _KEYS = frozenset({"title", "inherits", "overlap", "fusion", "bucket_mb", "mlm_positions", "optimizer_bytes", "optimizer_kernels", "compiled", "sources"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stack:
     """A software stack. mlm_positions: share of the positions a masked-LM head is computed for. optimizer_bytes: bytes
     moved per parameter and step; optimizer_kernels: launches per tensor and step. calibration holds at most three
