@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 
+POOLED_HEADS = ("pooler", "seq_relationship", "classifier", "score")
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A trainable parameter: dotted name, shape as torch registers it (first dimension = outputs).
 
     module: the part it belongs to, used for break-downs: ``embedding attention.qkv attention.out attention.sinks
-    cross_attention.qkv cross_attention.out mlp router experts shared_expert norm conv head`` and ``sequence_head`` (once
-    a sequence: pooler, next-sentence and classification heads). `layer`: index of the repeated block, -1 outside. `role`: ``dense``,
+    cross_attention.qkv cross_attention.out mlp router experts shared_expert norm conv head``. `layer`: index of the repeated block, -1 outside. `role`: ``dense``,
     ``expert`` (routed experts) or ``embedding`` (looked up, no matmul). `repeat`: this many equal tensors stand one
     after the other (the routed experts of a layer), so that a 1,000-expert model stays a short list.
     """
@@ -34,6 +36,11 @@ class Tensor:
     def numel(self) -> int:
         """Elements of one such tensor times `repeat`."""
         return math.prod(self.shape) * self.repeat
+
+    @property
+    def pooled(self) -> bool:
+        """Whether the layer sees one vector a sequence: pooler, next-sentence and classification heads."""
+        return self.module == "head" and any(part in self.name for part in POOLED_HEADS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -189,7 +189,7 @@ def _decoder(spec: TransformerSpec, names: Layout, seq_len: int | None) -> Itera
 
 def _classifier(spec: TransformerSpec, name: str, *, bias: bool) -> Iterator[Tensor]:
     if "classifier" in spec.heads_list:
-        yield from _linear(name, spec.classes, spec.hidden, "sequence_head", -1, bias)
+        yield from _linear(name, spec.classes, spec.hidden, "head", -1, bias)
 
 
 def _encoder(spec: TransformerSpec, names: Layout, seq_len: int | None) -> Iterator[Tensor]:
@@ -198,11 +198,11 @@ def _encoder(spec: TransformerSpec, names: Layout, seq_len: int | None) -> Itera
         yield from block(spec, names, index)
     h = spec.hidden
     if "pooler" in spec.heads_list:
-        yield from _linear(f"{names.embed.partition('.')[0]}.pooler.dense", h, h, "sequence_head", -1, True)
+        yield from _linear(f"{names.embed.partition('.')[0]}.pooler.dense", h, h, "head", -1, True)
     if "mlm" in spec.heads_list:
         yield from _masked_lm(spec)
     if "nsp" in spec.heads_list:
-        yield from _linear("cls.seq_relationship", 2, h, "sequence_head", -1, True)
+        yield from _linear("cls.seq_relationship", 2, h, "head", -1, True)
     yield from _classifier(spec, "classifier", bias=True)
 
 
@@ -234,7 +234,7 @@ def _vit(spec: TransformerSpec, names: Layout, seq_len: int | None) -> Iterator[
         yield from block(spec, names, index)
     yield from _norm(names.final_norm, h, spec.norm_bias)
     if "pooler" in spec.heads_list:
-        yield from _linear("vit.pooler.dense", h, h, "sequence_head", -1, True)
+        yield from _linear("vit.pooler.dense", h, h, "head", -1, True)
     yield from _classifier(spec, names.head, bias=True)
 
 
