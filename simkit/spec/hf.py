@@ -9,16 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from simkit.errors import InputError, nearest
+from simkit.spec.build import build
 from simkit.spec.families import KEYS, families, spec_from
 from simkit.spec.model import Model, TransformerSpec
-from simkit.spec.tensors import active_params, block_scales, mtp_tensors, tensors
 
 NESTED = ("text_config", "llm_config", "language_config")
-FP32_BYTES = 4.0
 
 
 def from_config(config: Mapping[str, Any] | str | Path, *, name: str = "") -> Model:
@@ -45,38 +43,6 @@ def from_config(config: Mapping[str, Any] | str | Path, *, name: str = "") -> Mo
     label = name or str(config.get("_name_or_path") or model_type)
     return build(spec, name=label, source=file or "config", extra=extra, notes=tuple(notes),
                  dtype=_dtype(given, config), fp8_block=_fp8_block(config))
-
-
-def build(
-    spec: TransformerSpec, *, name: str, source: str = "", extra: Mapping[str, int] | None = None,
-    buffers: Mapping[str, float] | None = None, notes: tuple[str, ...] = (), dtype: str = "", fp8_block: int = 0,
-    seq_len: int | None = None,
-) -> Model:
-    """A Model from its spec: tensors, active parameters, multi-token prediction and FP8 scales named apart."""
-    items = tensors(spec, seq_len=seq_len)
-    named = dict(extra or {})
-    stored = dict(buffers or {})
-    mtp = mtp_tensors(spec)
-    if mtp:
-        named["mtp"] = sum(t.numel for t in mtp)
-    if fp8_block:
-        stored["fp8_block_scales"] = block_scales([*items, *mtp], fp8_block) * FP32_BYTES
-    vit = spec.kind == "vit"
-    return Model(
-        name=name, workload="transformer", spec=spec, tensors=items,
-        params_active=active_params(spec, items) if spec.experts else None,
-        buffers=MappingProxyType(stored), extra_params=MappingProxyType(named),
-        input_kind="image" if vit else "tokens", default_seq_len=_default_seq_len(spec, seq_len),
-        source=source, notes=notes, dtype=dtype,
-    )
-
-
-def _default_seq_len(spec: TransformerSpec, seq_len: int | None) -> int | None:
-    if spec.kind == "vit":
-        return spec.position_rows or (spec.image_size // spec.patch) ** 2 + 1
-    if spec.model_type == "roberta" and spec.max_positions:
-        return spec.max_positions - 2
-    return min(spec.max_positions or seq_len or 2048, 4096)
 
 
 def _read(path: Path) -> tuple[Mapping[str, Any], str]:

@@ -77,7 +77,7 @@ def pretraining_model(base: Model) -> Model:
 
 @lru_cache(maxsize=256)
 def _pretraining(base: Model) -> Model:
-    from simkit.spec.hf import build
+    from simkit.spec.build import build
 
     spec = base.spec
     if not isinstance(spec, TransformerSpec) or spec.model_type not in PRETRAIN_HEADS or "mlm" in spec.heads_list:
@@ -136,7 +136,7 @@ def _from_zoo(text: str) -> Model | None:
 
 @cache
 def _zoo_model(name: str) -> Model:
-    from simkit.spec.hf import build
+    from simkit.spec.build import build
     from simkit.spec.tables import spec_of
 
     if name in convnets.names():

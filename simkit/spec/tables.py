@@ -49,7 +49,7 @@ def read(path: str, stamp: int = 0) -> tuple[Row, ...]:
 def to_model(row: Row, *, file: str, seq_len: int | None = None) -> Model:
     """The Model of one row of either column set."""
     from simkit.spec import convnets
-    from simkit.spec.hf import build
+    from simkit.spec.build import build
 
     name = row["model"].strip()
     if "layers" in row and not row["layers"].strip():
