@@ -32,6 +32,7 @@ def fold(name: str) -> str:
     return re.sub(r"nvidia|geforce|tesla", "", re.sub(r"[^a-z0-9.]", "", name.lower()))
 
 
+@lru_cache(maxsize=1)
 def shipped() -> Path:
     """The folder of the shipped profiles, in a wheel (``simkit/hwprofiles``) or in a checkout (beside ``simkit``)."""
     package = Path(__file__).resolve().parents[1]
@@ -75,6 +76,12 @@ def _aliases(kind: str, root: Path) -> Mapping[str, Path]:
     return MappingProxyType(found)
 
 
+@lru_cache(maxsize=256)
+def _stems(kind: str, root: Path) -> Mapping[str, Path]:
+    """Folded stem -> file of one root."""
+    return MappingProxyType({fold(stem): path for stem, path in _folder(kind, root).items()})
+
+
 def _peek(path: Path) -> str:
     """The text of a file for the alias search; what is unreadable has no alias and is reported when it is asked for."""
     try:
@@ -85,7 +92,7 @@ def _peek(path: Path) -> str:
 
 def forget() -> None:
     """Drops what was cached, after a profile was written."""
-    for cached in (_folder, _aliases, _read):
+    for cached in (_folder, _stems, _aliases, _read):
         cached.cache_clear()
 
 
@@ -105,9 +112,8 @@ def find(kind: str, name: str, profiles: Iterable[str | Path] = ()) -> Path | No
         files = _folder(kind, root)
         if name in files:
             return files[name]
-        for stem, path in files.items():
-            if fold(stem) == key:
-                return path
+        if key in _stems(kind, root):
+            return _stems(kind, root)[key]
         if key in _aliases(kind, root):
             return _aliases(kind, root)[key]
     return None
