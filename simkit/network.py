@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -290,12 +290,14 @@ def collective(
     stride: int = 1,
     algorithm: str | None = None,
     engine: str = "",
+    eager: bool = False,
 ) -> CollectiveCost:
     """Prices one collective; the equations are at the head of this module.
 
     nbytes: nccl-tests convention, scalar or array; ranks, stride: see `place`, or a Placement; algorithm: a key of
     ``collectives/``, or None / "auto" for the fastest of those NCCL would weigh at each size; engine: prefers the fit
-    of that inference engine's own kernels where the link has one.
+    of that inference engine's own kernels where the link has one; eager: the host launches each call and nothing hides
+    it, so no call takes less than the fitted floor.
     Raises InputError for an unknown op or algorithm, ranks the cluster lacks, or a missing link.
     """
     check(op, ALL_OPS, "a collective")
@@ -303,7 +305,7 @@ def collective(
     t = _tiers(op, at, cluster, engine)
     lines = _lines(op, at, t, algorithm)
     every = [line.seconds(nbytes) for line in lines]
-    seconds = np.minimum.reduce(every)
+    seconds = np.maximum(np.minimum.reduce(every), t.intra.floor_s if eager else 0.0)
     at_largest = [float(np.max(line.seconds(np.max(nbytes)))) for line in lines]
     best = lines[int(np.argmin(at_largest))]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -357,3 +359,33 @@ def seconds_fn(
         return best
 
     return seconds
+
+
+def row_flags(row: Mapping[str, str]) -> dict[str, bool]:
+    """How a measured call was made, as the notes of its table say: staged through host memory; launched by the host."""
+    notes = row.get("notes", "").lower()
+    staged = any(text in notes for text in ("no p2p", "p2p disabled", "p2p_disable", "host-staged"))
+    return {"staged": staged, "eager": "includes launch" in notes}
+
+
+def predict_row(row: Mapping[str, str], cluster: Cluster) -> tuple[float, str]:
+    """(value, metric) of a row of a collective table; metric time_s (s) or busbw (byte/s, nccl-tests factor).
+
+    Reads op, bytes, ranks, metric, and engine and notes where there are any. Raises InputError for another metric.
+    """
+    flags, size, ranks = row_flags(row), float(row["bytes"]), int(row["ranks"])
+    if row["metric"] not in ("time_s", "busbw"):
+        raise InputError("is no metric of a collective", key="metric", value=row["metric"], hint="use time_s or busbw")
+    engine = row.get("engine") or ""
+    cost = collective(
+        row["op"],
+        nbytes=size,
+        cluster=replace(cluster, p2p=cluster.p2p and not flags["staged"]),
+        ranks=ranks,
+        engine="" if engine == "nccl" else engine,
+        eager=flags["eager"],
+    )
+    seconds = float(cost.seconds)
+    if row["metric"] == "time_s":
+        return seconds, "time_s"
+    return float(ring.wire_bytes(row["op"], ranks=ranks, nbytes=size)) / seconds, "busbw"

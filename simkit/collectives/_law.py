@@ -5,7 +5,8 @@ Between nodes        t = steps * alpha + c sqrt(w) + w / B          B per NIC
 
 a is what one call costs however small, a1 what every further rank adds; the square root is the ramp between the latency
 and the bandwidth regime (chunks in flight, change of protocol); B(n) is interpolated between the fitted rank counts in
-log-log and constant outside them. A `Fit` stores a_s, a1_s, c, Bps or Bps@2, Bps@4..., or alpha_s, c, Bps.
+log-log and constant outside them. A `Fit` stores a_s, a1_s, c or c@2..., Bps or Bps@2..., floor_s;
+between nodes alpha_s, c, Bps.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ from simkit.spec.hardware import Fit, Link
 # The usable fraction of the line rate where no measurement of the link exists, and why we believe it.
 PRIOR: Mapping[str, tuple[float, str]] = MappingProxyType(
     {
+        "tcpxo": (0.90, "Google's GPUDirect-TCPXO: 1.6 Tb/s per node advertised, about 0.9 of it in NCCL logs"),
         "tcp": (0.95, "TCP framing: 1448 of 1514 bytes of a frame are payload"),
         "wan": (0.95, "TCP framing: 1448 of 1514 bytes of a frame are payload"),
         "rdma": (0.85, "HDR and RoCE fabrics reach 0.85 of the NICs in published all-reduce logs"),
         "nvlink": (0.80, "A100 and H100 SXM all-reduce: 0.80-0.83 of the line rate"),
         "xgmi": (0.80, "taken as NVLink"),
-        "pcie": (0.80, "4 RTX 4090 with P2P: 25.95 of 31.5 GB/s bus bandwidth"),
+        "pcie": (0.50, "RTX PRO 6000 on PCIe 5: 0.62 to 0.38 from 2 to 8 GPUs; 4 RTX 4090 with P2P: 0.4 to 0.8"),
     }
 )
+# What a call inside a node costs before the first byte moves: NCCL graph/tuning.cc, base latency of the LL ring.
+LAUNCH_S = 6.6e-6
 AS_GIVEN = (1.0, "the rate is taken as usable, as given")
 # A copy that bounces through host memory crosses the bus twice; the rest is the shared memory channel.
 STAGED = (0.5 * 0.6, "two crossings of the bus, and 0.6 of that: PCIe 3 hosts without P2P move 4.76 of 15.75 GB/s")
@@ -38,12 +42,14 @@ STAGED = (0.5 * 0.6, "two crossings of the bus, and 0.6 of that: PCIe 3 hosts wi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Law:
-    """Constants of the law for one op. rates: {ranks: Bps}, ramps: {ranks: c}; step_s: one latency step.
+    """Constants of the law for one op. rates: {ranks: Bps}, ramps: {ranks: c}; step_s: one latency step; floor_s: the
+    least time of a call which the host launches by itself.
 
     evidence is one line for the report; valid: {variable: (low, high)} of the fit, empty for a prior.
     """
 
     a_s: float = 0.0
+    floor_s: float = 0.0
     step_s: float = 0.0
     ramps: Mapping[float, float] = field(default_factory=lambda: MappingProxyType({1.0: 0.0}))
     rates: Mapping[float, float] = field(default_factory=lambda: MappingProxyType({1.0: math.inf}))
@@ -83,10 +89,13 @@ def names(op: str, device: str, *, staged: bool = False, engine: str = "") -> li
 
     ``@device`` = measured on that device, ``+staged`` = through host memory, ``/engine`` = an engine's own kernels.
     """
+    ops = tuple(dict.fromkeys((op, "all_reduce")))
     found = [f"{op}@{device}/{engine}"] if engine else []
-    for one in dict.fromkeys((op, "all_reduce")):
-        found += [f"{one}@{device}+staged", f"{one}@{device}", f"{one}+staged"] if staged else [f"{one}@{device}", one]
-    return found
+    if staged:
+        found += [name for one in ops for name in (f"{one}@{device}+staged", f"{one}+staged")]
+        # The device's own table was taken on such a host, whatever the host did; another device's P2P says nothing.
+        return found + [f"{one}@{device}" for one in ops]
+    return found + [name for one in ops for name in (f"{one}@{device}", one)]
 
 
 def law(link: Link, op: str, device: str, *, staged: bool = False, engine: str = "") -> Law:
@@ -97,7 +106,8 @@ def law(link: Link, op: str, device: str, *, staged: bool = False, engine: str =
     share, why = STAGED if staged else PRIOR.get(link.transport, AS_GIVEN)
     rate = min(link.Bps, link.up_Bps or link.Bps) * share
     evidence = f"{link.name}: line rate x {share:.2g} ({why}), latency of the profile"
-    return Law(step_s=link.latency_s, rates=MappingProxyType({1.0: rate}), evidence=evidence)
+    launch_s = LAUNCH_S if link.scope == "gpu" and link.transport else 0.0
+    return Law(a_s=launch_s, step_s=link.latency_s, rates=MappingProxyType({1.0: rate}), evidence=evidence)
 
 
 def _fitted(link: Link, op: str, name: str) -> Law:
@@ -107,6 +117,7 @@ def _fitted(link: Link, op: str, name: str) -> Law:
     residual = f", MAPE {fit.mape:.1%}" if fit.mape is not None else ""
     return Law(
         a_s=fit.get("a_s", 0.0),
+        floor_s=fit.get("floor_s", 0.0),
         step_s=step_s,
         ramps=_per_rank_count(fit, "c", 0.0),
         rates=_per_rank_count(fit, "Bps", link.Bps),

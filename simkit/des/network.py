@@ -3,7 +3,7 @@
 `run` replays the rounds of an algorithm rank by rank: a transfer starts when both its ranks have finished their
 previous round, waits hops * alpha, and then moves at its max-min fair share of the ports it crosses (D. Bertsekas,
 R. Gallager, "Data Networks", section 6.5.2: progressive filling). With equal ports and no other traffic this is the
-closed form of the algorithm. `replay` is the coarse form for training steps: an event per rank and collective on a heap.
+closed form of the algorithm. `replay` is the coarse form for training steps: an event per rank and collective.
 The queue is a plain heap: simpy costs 4 to 20 times as much for the same semantics.
 """
 
