@@ -1,7 +1,7 @@
 """A timeline as a Chrome trace (chrome://tracing, ui.perfetto.dev).
 
 One process per device, its pid counted from 1 because 0 is special to the viewers; one thread per stream: host,
-compute, comm. Complete events (``ph: X``) with ts and dur in microseconds. On a thread events nest: iteration > forward and
+compute, comm. Complete events (``ph: X``), ts and dur in microseconds. On a thread events nest: iteration > forward and
 backward > segments and the kernels that ran between them; siblings never overlap, since viewers drop or swap those.
 Source: "Trace Event Format", Google, sections Complete Events and Metadata Events.
 """

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
+BLOCK = 64
+
 
 def groups(
     sizes_bytes: Array,
@@ -86,15 +88,20 @@ def _affine_optimum(total: list[float], ready: list[float], a: float, b: float) 
 
 
 def _general_optimum(total: Array, ready: list[float], seconds: Callable[[Array], Array]) -> list[int]:
-    """previous[i] for any cost that never decreases with the bytes."""
+    """previous[i] for any cost that never decreases with the bytes; costs are evaluated a block of rows at a time."""
     count = len(ready)
-    cost = np.asarray(seconds(np.maximum(total[1:, None] - total[None, :-1], 0.0).ravel())).reshape(count, count)
     end, previous, over = np.zeros(count + 1), [0] * (count + 1), 0
-    for i in range(1, count + 1):
-        while over + 1 < i and end[over + 1] <= ready[i - 1]:
-            over += 1
-        candidates = np.maximum(end[over:i], ready[i - 1]) + cost[i - 1, over:i]
-        best = int(candidates.argmin())
-        end[i] = candidates[best]
-        previous[i] = over + best
+    for first in range(1, count + 1, BLOCK):
+        until, left = min(first + BLOCK, count + 1), over
+        nbytes = np.maximum(total[first:until, None] - total[None, left : until - 1], 0.0)
+        cost = np.asarray(seconds(nbytes.ravel()), dtype=np.float64).reshape(nbytes.shape)
+        for i in range(first, until):
+            now = ready[i - 1]
+            while over + 1 < i and end[over + 1] <= now:
+                over += 1
+            candidates = cost[i - first, over - left : i - left] + end[over:i]
+            candidates[0] = cost[i - first, over - left] + max(float(end[over]), now)
+            best = int(candidates.argmin())
+            end[i] = candidates[best]
+            previous[i] = over + best
     return previous
