@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from simkit.collectives import ring
 from simkit.collectives._law import LAUNCH_S, law
 from simkit.errors import InputError
-from simkit.network import collective, row_flags
+from simkit.network import collective, said_eager, said_p2p
 from simkit.spec.hardware import Cluster, Device, Fit, Group, Link
 
 Row = Mapping[str, str]
@@ -95,7 +95,8 @@ def samples(tables: Mapping[str, Sequence[Row]]) -> list[Sample]:
                     seconds=seconds,
                     lab=row.get("source", "").partition("@")[0].partition(" ")[0].rstrip(":"),
                     table=table,
-                    **row_flags(row),
+                    staged=said_p2p(row) is False,
+                    eager=said_eager(row),
                 )
             )
     return found
@@ -365,7 +366,7 @@ def fit_toml(fits: Mapping[str, Fit]) -> str:
         if fit.mape is not None:
             lines.append(f"mape = {_toml(float(fit.mape))}")
         lines += [f"evidence = {_toml(fit.evidence)}", f"note = {_toml(fit.note)}", "", f"[{key}.valid]"]
-        lines += [f"{k} = {_toml([float(low), float(high)])}" for k, (low, high) in fit.valid.items()]
+        lines += [f"{k} = [{low:.15g}, {high:.15g}]" for k, (low, high) in fit.valid.items()]
     return "\n".join(lines) + "\n"
 
 

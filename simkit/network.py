@@ -361,11 +361,17 @@ def seconds_fn(
     return seconds
 
 
-def row_flags(row: Mapping[str, str]) -> dict[str, bool]:
-    """How a measured call was made, as the notes of its table say: staged through host memory; launched by the host."""
+def said_p2p(row: Mapping[str, str]) -> bool | None:
+    """Whether the notes of a measured row say that GPUs copied peer to peer; None where they do not."""
     notes = row.get("notes", "").lower()
-    staged = any(text in notes for text in ("no p2p", "p2p disabled", "p2p_disable", "host-staged"))
-    return {"staged": staged, "eager": "includes launch" in notes}
+    if any(text in notes for text in ("no p2p", "p2p disabled", "p2p_disable", "host-staged")):
+        return False
+    return True if "p2p" in notes else None
+
+
+def said_eager(row: Mapping[str, str]) -> bool:
+    """Whether the notes of a measured row say that its time includes the launch by the host."""
+    return "includes launch" in row.get("notes", "").lower()
 
 
 def predict_row(row: Mapping[str, str], cluster: Cluster) -> tuple[float, str]:
@@ -373,17 +379,17 @@ def predict_row(row: Mapping[str, str], cluster: Cluster) -> tuple[float, str]:
 
     Reads op, bytes, ranks, metric, and engine and notes where there are any. Raises InputError for another metric.
     """
-    flags, size, ranks = row_flags(row), float(row["bytes"]), int(row["ranks"])
+    p2p, size, ranks = said_p2p(row), float(row["bytes"]), int(row["ranks"])
     if row["metric"] not in ("time_s", "busbw"):
         raise InputError("is no metric of a collective", key="metric", value=row["metric"], hint="use time_s or busbw")
     engine = row.get("engine") or ""
     cost = collective(
         row["op"],
         nbytes=size,
-        cluster=replace(cluster, p2p=cluster.p2p and not flags["staged"]),
+        cluster=replace(cluster, p2p=cluster.p2p if p2p is None else p2p),
         ranks=ranks,
         engine="" if engine == "nccl" else engine,
-        eager=flags["eager"],
+        eager=said_eager(row),
     )
     seconds = float(cost.seconds)
     if row["metric"] == "time_s":
