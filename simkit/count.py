@@ -27,7 +27,7 @@ DTYPE_BYTES = {
 """Bytes an element; mxfp4: 32 four-bit values share one 8-bit scale (OCP Microscaling Formats 1.0)."""
 
 MATRIX_MODULES = frozenset({
-    "attention.qkv", "attention.out", "cross_attention.qkv", "cross_attention.out", "mlp", "experts", "shared_expert",
+    "attention.qkv", "attention.out", "cross_attention.qkv", "cross_attention.out", "mlp", "experts", "shared_expert", "linear",
 })
 """Modules whose matrices take a data type below 16 bits; all else stays at 16 bits."""
 

@@ -11,7 +11,7 @@ from simkit.spec.model import Model, Tensor
 
 ALL_LINEAR = "all-linear"
 LINEAR_MODULES = frozenset({
-    "attention.qkv", "attention.out", "cross_attention.qkv", "cross_attention.out", "mlp", "experts", "shared_expert",
+    "attention.qkv", "attention.out", "cross_attention.qkv", "cross_attention.out", "mlp", "experts", "shared_expert", "linear",
 })
 """What ``all-linear`` covers: the matrices of attention and MLPs, not embeddings, heads, convolutions or routers."""
 

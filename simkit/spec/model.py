@@ -174,9 +174,12 @@ class ConvSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedOp:
-    """One operator seen while tracing an `nn.Module` on the meta device with batch 1.
+    """One operator of the forward pass seen while tracing an `nn.Module` on the meta device.
 
-    kind as in `simkit.program`; m, n, k, batch: of the matmul; read_elements, write_elements; tensors it trains.
+    kind: a key of `simkit.roofline.KINDS` (``memory gemm conv attention``). batch, m, n, k: of the matrix product with one
+    sample, 2·batch·m·n·k FLOPs; `scales` names that of them which grows with the batch, empty = none. read_elements,
+    write_elements: four-byte elements moved per sample; fixed_elements: moved once whatever the batch, parameters
+    included. tensors: the parameters it uses.
     """
 
     kind: str
@@ -187,15 +190,17 @@ class TracedOp:
     k: float = 0.0
     read_elements: float = 0.0
     write_elements: float = 0.0
+    fixed_elements: float = 0.0
+    scales: str = "m"
     tensors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedSpec:
-    """A network known only by its trace; everything scales with the batch."""
+    """A network known only by its trace, normalised to one sample; batch is therefore 1."""
 
     ops: tuple[TracedOp, ...]
-    batch: int
+    batch: int = 1
     buffer_elements: int = 0
 
 
