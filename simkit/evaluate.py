@@ -1,0 +1,111 @@
+"""One point of the line: a resolved scenario priced, arranged in time and weighed in memory; no defaults, no prose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from simkit.exchange import Exchange, exchange
+from simkit.memory import exchange_bytes, memory
+from simkit.price import UNSCALED, Compute, Pricing, Scales, compute, optimizer_seconds, pricing, scaled
+from simkit.program import Program
+from simkit.report import Memory
+from simkit.spec.hardware import Device
+from simkit.spec.model import Model
+from simkit.spec.plan import DTYPE_BYTES, Plan
+from simkit.spec.resolve import Resolved
+from simkit.spec.stack import Stack
+from simkit.timeline import Timeline, schedule
+from simkit.units import GIB
+from simkit.workloads import Numerics, program
+
+CAST_BYTES = 6.0
+"""Autocast reads the fp32 weight and writes its 16-bit copy (4 + 2 bytes) forward, and the reverse for its gradient."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Evaluation:
+    """Everything one prediction rests on. timelines: one per variant of the compressor; end_s and breakdown: their mean.
+    device: the slowest device of the cluster, which sets the pace of synchronous training."""
+
+    end_s: float
+    breakdown: Mapping[str, float]
+    timelines: tuple[Timeline, ...]
+    exchange: Exchange
+    compute: Compute
+    program: Program
+    memory: Memory
+    device: Device
+    pricing: Pricing
+
+
+@lru_cache(maxsize=512)
+def numerics(plan: Plan, stack: Stack) -> Numerics:
+    """What the workload must know of a plan."""
+    element = DTYPE_BYTES[plan.precision]
+    return Numerics(
+        element_bytes=max(element, 2.0),
+        cast_bytes=CAST_BYTES if element < DTYPE_BYTES[plan.master_dtype] else 0.0,
+        attention=plan.attention,
+        compiled=plan.compile,
+        head_share=stack.mlm_positions,
+    )
+
+
+def _numerics_key(plan: Plan) -> Plan:
+    return Plan(precision=plan.precision, master_dtype=plan.master_dtype, attention=plan.attention, compile=plan.compile)
+
+
+def evaluate(resolved: Resolved, *, scales: Scales = UNSCALED, spans: bool = False) -> Evaluation:
+    """Prices and arranges one step of a resolved scenario."""
+    plan, model, stack = resolved.plan, resolved.model, resolved.stack
+    calibrated = bool(resolved.scenario.get("calibration", True))
+    work = program(model, numerics(_numerics_key(plan), stack))
+    per_device = [_on(d, work, plan, stack, calibrated, scales) for d in dict.fromkeys(resolved.cluster.devices)]
+    # Synchronous training runs at the pace of the slowest device, never at the mean.
+    device, priced, cost = max(per_device, key=lambda item: item[3])[:3]
+    fp32 = pricing(device, "fp32", stack, calibration=calibrated).law
+    eager = stack.calibration.get("eager") if calibrated else None
+    message_s = eager.get("message_s", 0.0) if eager is not None else 0.0
+    traded = exchange(
+        work, model, plan=plan, compute=cost, law=scaled(fp32, scales), cluster=resolved.cluster,
+        optimizer_s=optimizer_seconds(model.params, len(model.tensors), plan, stack, scaled(priced.law, scales)),
+        host_s=priced.host_s * scales.host_s, message_s=message_s * scales.host_s, scales=scales,
+    )
+    timelines = tuple(schedule(step, spans=spans) for step in traded.steps)
+    return Evaluation(
+        end_s=_mean([t.end_s for t in timelines]),
+        breakdown={k: _mean([t.breakdown[k] for t in timelines]) for k in timelines[0].breakdown},
+        timelines=timelines,
+        exchange=traded,
+        compute=cost,
+        program=work,
+        memory=_memory(resolved, work, model, plan, cost),
+        device=device,
+        pricing=priced,
+    )
+
+
+def _mean(values: list[float]) -> float:
+    return float(np.mean(values)) if len(values) > 1 else float(values[0])
+
+
+def _on(device: Device, work: Program, plan: Plan, stack: Stack, calibrated: bool, scales: Scales) -> tuple[Device, Pricing, Compute, float]:
+    priced = pricing(device, plan.precision, stack, fp16_accumulate=plan.fp16_accumulate, calibration=calibrated)
+    cost = compute(work, micro_batch=plan.micro_batch, seq_len=plan.seq_len, law=scaled(priced.law, scales))
+    total = cost.total(work.forward, backward=False) + cost.total(work.backward, backward=True)
+    return device, priced, cost, total
+
+
+def _memory(resolved: Resolved, work: Program, model: Model, plan: Plan, cost: Compute) -> Memory:
+    """The verdict on the device with the least memory."""
+    smallest = min(resolved.cluster.devices, key=lambda d: d.memory_bytes)
+    reserve = float(resolved.scenario.get("memory_reserve_gib", 0.0)) * GIB
+    return memory(work, model, plan=plan, device=smallest, compute=cost, exchange_bytes=exchange_bytes(model, _exchange_key(plan)), reserve_bytes=reserve)
+
+
+def _exchange_key(plan: Plan) -> Plan:
+    return Plan(method=plan.method, rank=plan.rank, density=plan.density, bucket_bytes=plan.bucket_bytes, fusion=plan.fusion, reduce_dtype=plan.reduce_dtype, dp=plan.dp)

@@ -1,0 +1,237 @@
+"""The whole line for one scenario: resolve, plan, price, arrange, report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from simkit.cost import cost
+from simkit.evaluate import Evaluation, evaluate
+from simkit.intervals import interval
+from simkit.planner import planned
+from simkit.price import Scales, peak
+from simkit.report import Report, Sensitivity, Term
+from simkit.spec.model import TransformerSpec
+from simkit.spec.resolve import Resolved, resolve
+from simkit.spec.scenario import Scenario
+from simkit.units import format_bits, format_Bps, format_flops, format_s
+
+REFERENCE_CLUSTER = "4xh100-pcie-80gb"
+"""What 50 RTX 3080 are compared with in FusionAI (arXiv 2309.01172)."""
+_CLUSTER_FIELDS = frozenset({"cluster", "intra", "inter", "gpus_per_node", "nics_per_node", "p2p", "seed", "electricity", "calibration"})
+STEP = 0.01
+TOP = 5
+
+
+def predict(*, profiles: tuple[str, ...] = (), models: tuple[str, ...] = (), **fields: Any) -> Report:
+    """Predicts one job; keywords are the fields of the vocabulary (`simkit.spec.scenario.FIELDS`).
+
+    >>> predict(model="resnet-50", cluster="8x4x2080ti", inter="10gbe", micro_batch=64, precision="fp32").fits
+    True
+
+    Raises InputError for malformed input and RefusedError for what simkit does not model; a job that does not fit is an
+    answer (`Report.fits`, with times all the same).
+    """
+    return predict_scenario(Scenario.of(fields, profiles=tuple(map(str, profiles)), models=tuple(map(str, models))))
+
+
+def predict_scenario(scenario: Scenario, *, spans: bool = False, beside: bool = True) -> Report:
+    """Predicts a Scenario. spans: keep the spans of the simulated step (for traces); beside: where nothing but a
+    cluster was given, the same job on `REFERENCE_CLUSTER` too."""
+    resolved = planned(resolve(scenario))
+    report = _report(resolved, evaluate(resolved, spans=spans))
+    if beside and _cluster_alone(scenario) and resolved.cluster.gpus > 1:
+        return replace(report, beside=(_elsewhere(scenario, report, resolved),))
+    return report
+
+
+def _cluster_alone(scenario: Scenario) -> bool:
+    return scenario.given("cluster") and set(scenario) <= _CLUSTER_FIELDS
+
+
+def _elsewhere(scenario: Scenario, report: Report, resolved: Resolved) -> Report:
+    """The same job on the reference cluster: same network, precision, optimizer and batch; its own links and method."""
+    plan = resolved.plan
+    fields = {"cluster": REFERENCE_CLUSTER, "model": report.scenario["model"], "precision": plan.precision, "optimizer": plan.optimizer, "global_batch": plan.global_batch}
+    if plan.seq_len:
+        fields |= {"seq_len": plan.seq_len, "attention": plan.attention}
+    kept = {k: scenario.get(k) for k in ("electricity", "calibration") if scenario.given(k)}
+    return predict_scenario(replace(scenario, values=Scenario.of(fields | kept).values), beside=False)
+
+
+def _report(resolved: Resolved, found: Evaluation) -> Report:
+    plan, model = resolved.plan, resolved.model
+    samples = plan.global_batch
+    end_s = found.end_s
+    tokens = samples * plan.seq_len if isinstance(model.spec, TransformerSpec) and model.input_kind == "tokens" else 0
+    peak_flops, _ = peak(found.device, plan.precision, fp16_accumulate=plan.fp16_accumulate)
+    model_flops = 3.0 * float(found.compute.model_flops) * plan.grad_accum
+    mfu = model_flops / (end_s * peak_flops)
+    done = model_flops * (4.0 / 3.0 if plan.recompute == "full" else 1.0)
+    busy = min(found.timelines[0].busy_s.get("compute", end_s) / end_s, 1.0)
+    figures, notes, warnings = cost(resolved.cluster, resolved.scenario, step_s=end_s, busy=busy, samples_per_step=samples, tokens_per_step=tokens)
+    metrics = {"iteration_time_s": end_s, "samples_per_s": samples / end_s}
+    if tokens:
+        metrics |= {"tokens_per_s": tokens / end_s, "tokens_per_s_per_gpu": tokens / end_s / resolved.cluster.gpus}
+    return Report(
+        scenario=resolved.values(),
+        **metrics,
+        mfu=mfu,
+        hfu=done / (end_s * peak_flops),
+        breakdown=found.breakdown,
+        ledger=_ledger(found, resolved),
+        memory=found.memory,
+        interval_90=interval(metrics, resolved, found),
+        bottleneck=_bottleneck(found, resolved),
+        cost=figures,
+        groups=_groups(resolved),
+        assumptions=(*resolved.assumptions, *notes, *_conventions(resolved)),
+        warnings=(*resolved.warnings, *found.pricing.warnings, *warnings),
+        facts=_facts(resolved, found, model_flops, peak_flops),
+        timeline=found.timelines[0],
+        device_names=tuple(f"{g.nodes}x{g.gpus_per_node} {g.device.title}" for g in resolved.cluster.groups),
+        sensitivities_fn=lambda: sensitivities(resolved, found),
+    )
+
+
+def _conventions(resolved: Resolved) -> tuple[str, ...]:
+    said = ["dense peaks with fp32 accumulation" if not resolved.plan.fp16_accumulate else "peak with fp16 accumulation (asked for)"]
+    if isinstance(resolved.model.spec, TransformerSpec):
+        said.append("MFU counts matrix products once forward and twice backward, attention in full (not halved for a causal mask), the head, no look-up, no recomputation")
+        if "mlm" in resolved.model.spec.heads_list:
+            said.append(f"masked-LM head over {resolved.stack.mlm_positions:.0%} of the positions ({resolved.stack.name})")
+    else:
+        said.append("MFU counts convolutions and linear layers once forward and twice backward, one multiply-add = 2 FLOP")
+    return tuple(said)
+
+
+def _facts(resolved: Resolved, found: Evaluation, model_flops: float, peak_flops: float) -> dict[str, Any]:
+    wire = found.exchange.wire_bytes
+    facts: dict[str, Any] = {
+        "params": resolved.model.params,
+        "gpus": resolved.cluster.gpus,
+        "model_flops_per_gpu_step": model_flops,
+        "peak_flops_per_gpu": peak_flops,
+        "gradient_bytes": 4.0 * resolved.model.params,
+        "wire_bytes_per_rank": wire,
+        "buckets": found.exchange.buckets,
+    }
+    if wire:
+        facts["compression_ratio"] = 4.0 * resolved.model.params / wire
+    return facts
+
+
+def _groups(resolved: Resolved) -> dict[str, str]:
+    cluster = resolved.cluster
+    if cluster.gpus == 1:
+        return {}
+    parts = []
+    if cluster.intra is not None and any(g.gpus_per_node > 1 for g in cluster.groups):
+        parts.append(f"{cluster.intra.title} inside a node{'' if cluster.p2p else ' (staged through host memory, no P2P)'}")
+    if cluster.inter is not None and cluster.nodes > 1:
+        parts.append(f"{cluster.nics_per_node} x {cluster.inter.title} a node")
+    return {"dp": f"{resolved.plan.dp} ranks over {' and '.join(parts)}"}
+
+
+def _ledger(found: Evaluation, resolved: Resolved) -> tuple[Term, ...]:
+    evidence = found.pricing.evidence
+    math = _math_share(found)
+    compute_bound = f"{math:.0%} arithmetic, {1 - math:.0%} memory"
+    weakest = _weakest(evidence["ceiling"], evidence["memory"], evidence["stack"])
+    network = _network_evidence(resolved)
+    bounds = {
+        "forward_s": (compute_bound, weakest),
+        "backward_s": (compute_bound, weakest),
+        "compression_s": ("memory and launches", weakest),
+        "exposed_comm_s": (_network_bound(found, resolved), network),
+        "optimizer_s": ("memory", evidence["memory"]),
+        "host_s": ("host", evidence["stack"]),
+    }
+    return tuple(Term(name=k, seconds=v, bound=bounds.get(k, ("", ""))[0], evidence=bounds.get(k, ("", "assumed"))[1]) for k, v in found.breakdown.items())
+
+
+_RANK = ("datasheet", "fitted", "end-to-end", "assumed")
+
+
+def _weakest(*kinds: str) -> str:
+    return max(kinds, key=lambda k: _RANK.index(k) if k in _RANK else len(_RANK))
+
+
+def _network_evidence(resolved: Resolved) -> str:
+    cluster = resolved.cluster
+    used = [link for link, on in ((cluster.intra, any(g.gpus_per_node > 1 for g in cluster.groups)), (cluster.inter, cluster.nodes > 1)) if link is not None and on]
+    kinds = [max((f.evidence for f in link.calibration.values()), key=_RANK.index) if link.calibration else "assumed" for link in used]
+    return _weakest(*kinds) if kinds else "datasheet"
+
+
+def _math_share(found: Evaluation) -> float:
+    c, f, b = found.compute, found.program.forward.counts, found.program.backward.counts
+    total = float(c.forward_s @ f + c.backward_s @ b)
+    bound = float((c.forward_s * c.forward_math) @ f + (c.backward_s * c.backward_math) @ b)
+    return bound / total if total else 0.0
+
+
+def _network_bound(found: Evaluation, resolved: Resolved) -> str:
+    if resolved.plan.dp <= 1:
+        return "nothing"
+    step = found.exchange.steps[0]
+    link = resolved.cluster.inter if resolved.cluster.nodes > 1 else resolved.cluster.intra
+    name = link.title if link is not None else "the network"
+    # The same messages with no bytes in them: what is left is latency.
+    doubled = evaluate(resolved, scales=Scales(network_Bps=1e9))
+    latency = float(doubled.exchange.steps[0].comm_s.sum()) / max(float(step.comm_s.sum()), 1e-30)
+    return f"latency of {name}" if latency > 0.5 else f"bandwidth of {name}"
+
+
+def _bottleneck(found: Evaluation, resolved: Resolved) -> str:
+    terms = dict(found.breakdown)
+    compute = terms.get("forward_s", 0.0) + terms.get("backward_s", 0.0)
+    exposed = terms.get("exposed_comm_s", 0.0)
+    rest = {k: v for k, v in terms.items() if k not in ("forward_s", "backward_s", "exposed_comm_s")}
+    name, largest = max(rest.items(), key=lambda item: item[1], default=("", 0.0))
+    end_s = found.end_s
+    if exposed >= max(compute, largest):
+        return f"{_network_bound(found, resolved)}: {exposed / end_s:.0%} of the step waits for it"
+    if compute >= largest:
+        share = _math_share(found)
+        what = "arithmetic rate" if share >= 0.5 else "memory bandwidth"
+        return f"{what} of {found.device.title}: compute is {compute / end_s:.0%} of the step, {share:.0%} of it bound by arithmetic"
+    words = {"compression_s": "gradient compression", "optimizer_s": "the optimizer's memory traffic", "host_s": "the host"}
+    return f"{words.get(name, name)}: {largest / end_s:.0%} of the step"
+
+
+def sensitivities(resolved: Resolved, found: Evaluation) -> list[Sensitivity]:
+    """d ln(time per sample) / d ln(input) by a 1 % change of each input; the five largest, in order of size."""
+    device, cluster = found.device, resolved.cluster
+    law = found.pricing.law
+    link = cluster.inter if cluster.nodes > 1 else cluster.intra
+    rate = (format_bits(link.Bps) if link.scope != "gpu" else format_Bps(link.Bps)) if link is not None else ""
+    questions: list[tuple[str, str, str, Callable[[], float]]] = [
+        ("peak arithmetic rate", format_flops(law.peak_flops), device.title, lambda: _per_sample(resolved, Scales(flops=1 + STEP))),
+        ("memory bandwidth", format_Bps(device.memory_Bps), device.title, lambda: _per_sample(resolved, Scales(memory_Bps=1 + STEP))),
+        ("kernel launch time", format_s(law.kernel_s), device.title, lambda: _per_sample(resolved, Scales(kernel_s=1 + STEP))),
+        ("host time per step", format_s(found.pricing.host_s), resolved.stack.name, lambda: _per_sample(resolved, Scales(host_s=1 + STEP))),
+        ("micro_batch", str(resolved.plan.micro_batch), "", lambda: _per_sample(_grown(resolved, "micro_batch"), Scales())),
+        ("grad_accum", str(resolved.plan.grad_accum), "", lambda: _per_sample(_grown(resolved, "grad_accum"), Scales())),
+    ]
+    if resolved.plan.dp > 1 and link is not None:
+        questions += [
+            ("network bandwidth", rate, link.title, lambda: _per_sample(resolved, Scales(network_Bps=1 + STEP))),
+            ("network latency", format_s(link.latency_s), link.title, lambda: _per_sample(resolved, Scales(network_latency=1 + STEP))),
+        ]
+    base = found.end_s / resolved.plan.global_batch
+    answers = [Sensitivity(name=n, value=v, note=w, elasticity=(f() / base - 1.0) / STEP) for n, v, w, f in questions]
+    return sorted(answers, key=lambda s: -abs(s.elasticity))[:TOP]
+
+
+def _grown(resolved: Resolved, name: str) -> Resolved:
+    grown: Mapping[str, Any] = {name: getattr(resolved.plan, name) * (1 + STEP)}
+    return replace(resolved, plan=replace(resolved.plan, **grown))
+
+
+def _per_sample(resolved: Resolved, scales: Scales) -> float:
+    return evaluate(resolved, scales=scales).end_s / resolved.plan.global_batch
+
+
+__all__ = ["predict", "predict_scenario", "sensitivities"]

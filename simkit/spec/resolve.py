@@ -1,0 +1,261 @@
+"""From what was asked to what will be predicted: every default filled in, and each of them stated.
+
+What a default depends on is looked up in this order: the scenario, the software stack, the device, the network. Choices
+that need a prediction (the micro-batch that fits, the method that is fastest) are left to `simkit.planner`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from simkit import plugins
+from simkit.errors import InputError, RefusedError, unknown
+from simkit.spec import models as zoo
+from simkit.spec import cluster as clusters
+from simkit.spec.hardware import Cluster, Device
+from simkit.spec.model import ConvSpec, Model, TransformerSpec
+from simkit.spec.plan import Plan
+from simkit.spec.scenario import Scenario
+from simkit.spec.stack import DEFAULT, Stack, known, stack
+from simkit.units import MIB
+
+DEFAULT_MODEL = "bert-large"
+DEFAULT_CLUSTER = "1x8xh100"
+MAX_SEQ_LEN = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """A scenario with its model, cluster, stack and plan. open: the fields of the plan that nobody gave and that
+    only a prediction can choose well (``micro_batch grad_accum method``)."""
+
+    scenario: Scenario
+    model: Model
+    cluster: Cluster
+    stack: Stack
+    plan: Plan
+    open: frozenset[str]
+    assumptions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    extras: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def device(self) -> Device:
+        """The device of the first group."""
+        return self.cluster.groups[0].device
+
+    def values(self) -> dict[str, Any]:
+        """The resolved scenario in the vocabulary of the design."""
+        p, c = self.plan, self.cluster
+        out: dict[str, Any] = {
+            "model": self.model.name, "task": p.task, "cluster": c.spec,
+            "intra": c.intra.name if c.intra else None, "inter": c.inter.name if c.inter else None,
+            "nics_per_node": c.nics_per_node, "p2p": c.p2p, "method": p.method, "algorithm": p.algorithm,
+            "stack": p.stack, "dp": p.dp, "precision": p.precision, "master_dtype": p.master_dtype,
+            "reduce_dtype": p.reduce_dtype, "recompute": p.recompute, "compile": p.compile,
+            "micro_batch": p.micro_batch, "grad_accum": p.grad_accum, "global_batch": p.global_batch,
+            "optimizer": p.optimizer, "seed": self.scenario.get("seed", 0),
+        }
+        if p.dp > 1:
+            out |= {"overlap": p.overlap, "fusion": p.fusion, "bucket_mb": p.bucket_bytes / MIB}
+        if p.method in ("power-sgd", "acp-sgd"):
+            out["rank"] = p.rank
+        if p.method == "topk-sgd":
+            out["density"] = p.density
+        if isinstance(self.model.spec, TransformerSpec):
+            out |= {"seq_len": p.seq_len, "attention": p.attention}
+        else:
+            out["image_size"] = p.image_size
+        return {k: v for k, v in out.items() if v is not None}
+
+
+# One object per cluster, so that what was worked out for it (collective costs) is found again.
+parse_cluster = lru_cache(maxsize=1024)(clusters.cluster)
+
+
+def resolve(scenario: Scenario) -> Resolved:
+    """Fills in the defaults. Raises InputError for a contradiction or an unknown name, RefusedError for what simkit
+    does not model."""
+    notes: list[str] = []
+    warnings: list[str] = []
+    net = _model(scenario, notes)
+    spec = scenario.get("cluster", DEFAULT_CLUSTER)
+    if not scenario.given("cluster"):
+        notes.append(f"cluster = {spec}: none given")
+    machines, said = parse_cluster(
+        spec,
+        gpus_per_node=scenario.get("gpus_per_node"),
+        intra=scenario.get("intra"),
+        inter=scenario.get("inter"),
+        nics_per_node=scenario.get("nics_per_node"),
+        p2p=scenario.get("p2p"),
+        profiles=scenario.profiles,
+        calibration=scenario.get("calibration", True),
+    )
+    notes += said
+    software = _stack(scenario, notes, warnings)
+    _refuse_unmodelled(scenario)
+    if scenario.get("task", "pretrain") == "pretrain":
+        net = zoo.pretraining_model(net)
+    plan = _plan(scenario, net, machines, software, notes)
+    plan, undecided = _batch(scenario, plan, notes)
+    return Resolved(
+        scenario=scenario, model=net, cluster=machines, stack=software, plan=plan, open=undecided,
+        assumptions=tuple(notes), warnings=tuple(warnings),
+    )
+
+
+def _model(scenario: Scenario, notes: list[str]) -> Model:
+    name = scenario.get("model", DEFAULT_MODEL)
+    if not scenario.given("model"):
+        notes.append(f"model = {DEFAULT_MODEL}: none given; the largest network of the FusionAI study that trains on 10 GB")
+    return zoo.model(name, models_files=scenario.models, seq_len=scenario.get("seq_len"))
+
+
+def _stack(scenario: Scenario, notes: list[str], warnings: list[str]) -> Stack:
+    name = scenario.get("stack", DEFAULT)
+    if not scenario.given("stack"):
+        notes.append(f"stack = {DEFAULT}: none given")
+    if not known(name, scenario.profiles):
+        warnings.append(f"stack {name!r} has no profile: priced as {DEFAULT}, with a wider interval")
+        name = DEFAULT
+    return stack(name, profiles=scenario.profiles)
+
+
+def _refuse_unmodelled(scenario: Scenario) -> None:
+    for name in ("tp", "pp", "cp", "ep", "sp", "vpp"):
+        if scenario.get(name, 1) > 1:
+            raise RefusedError(f"{name} = {scenario.get(name)} is not modelled yet; data parallelism is (leave {name} out)")
+    if scenario.get("zero", 0) > 0:
+        raise RefusedError(f"zero = {scenario.get('zero')} is not modelled yet; zero = 0 is")
+
+
+def _plan(scenario: Scenario, net: Model, machines: Cluster, software: Stack, notes: list[str]) -> Plan:
+    device = machines.groups[0].device
+    transformer = net.spec if isinstance(net.spec, TransformerSpec) else None
+    tell = _Teller(scenario, notes)
+    precision = tell("precision", _precision(device), f"the fastest {device.title} trains in")
+    mixed = precision in ("fp16", "bf16", "fp8", "int8")
+    method = scenario.get("method", "s-sgd")
+    methods = plugins.names("simkit.compressors")
+    if method not in methods:
+        raise unknown("method", method, methods, file=scenario.file, see="simkit methods")
+    algorithm = scenario.get("algorithm", "auto")
+    if algorithm != "auto" and algorithm not in plugins.names("simkit.collectives"):
+        raise unknown("algorithm", algorithm, (*plugins.names("simkit.collectives"), "auto"), file=scenario.file)
+    world = machines.gpus
+    dp = scenario.get("dp", world)
+    if dp != world:
+        raise InputError("does not use every GPU of the cluster", file=scenario.file, key="dp", value=dp, hint=f"the cluster has {world} GPUs; take dp={world} or another cluster")
+    plan = Plan(
+        task=scenario.get("task", "pretrain"),
+        method=method,
+        stack=software.name,
+        dp=dp,
+        precision=precision,
+        master_dtype=scenario.get("master_dtype", "fp32"),
+        reduce_dtype=scenario.get("reduce_dtype", "fp32"),
+        recompute=scenario.get("recompute", "none"),
+        compile=scenario.get("compile", software.compiled),
+        optimizer=tell("optimizer", "sgd-momentum" if net.input_kind == "images" else "adamw", "usual for such a network"),
+        algorithm=algorithm,
+        fp16_accumulate=scenario.get("fp16_accumulate", False),
+        seq_len=_seq_len(net, scenario, tell),
+        image_size=_image_size(net, scenario),
+    )
+    if transformer is not None:
+        flash = mixed and transformer.kind == "decoder" and device.architecture not in ("volta", "turing", "pascal", "maxwell", "kepler")
+        plan = replace(plan, attention=tell("attention", "flash" if flash else "math", "what this stack runs for such a network on this device"))
+    if dp > 1:
+        plan = _exchange(plan, scenario, software, transformer is not None, tell)
+    return plan
+
+
+def _exchange(plan: Plan, scenario: Scenario, software: Stack, transformer: bool, tell: _Teller) -> Plan:
+    overlap = tell("overlap", software.overlap, f"default of {software.name}")
+    fusion = tell("fusion", software.fusion, f"default of {software.name}")
+    bucket_mb = scenario.get("bucket_mb", software.bucket_mb)
+    plan = replace(plan, overlap=overlap, fusion=fusion, bucket_bytes=bucket_mb * MIB)
+    if plan.method in ("power-sgd", "acp-sgd"):
+        plan = replace(plan, rank=tell("rank", 32 if transformer else 4, "as in the ACP-SGD paper"))
+    if plan.method == "topk-sgd":
+        plan = replace(plan, density=tell("density", 0.001, "as in the ACP-SGD paper"))
+    return plan
+
+
+class _Teller:
+    """Takes a field from the scenario, or its default with one line that says why."""
+
+    def __init__(self, scenario: Scenario, notes: list[str]) -> None:
+        self._scenario, self._notes = scenario, notes
+
+    def __call__(self, name: str, default: Any, why: str) -> Any:
+        if self._scenario.given(name):
+            return self._scenario.get(name)
+        self._notes.append(f"{name} = {default}: {why}")
+        return default
+
+
+def _precision(device: Device) -> str:
+    if "bf16" in device.peak_flops and device.kind == "gpu":
+        return "bf16"
+    fp32 = device.peak_flops.get("fp32", 0.0)
+    return "fp16" if device.peak_flops.get("fp16", 0.0) > 1.5 * fp32 else "fp32"
+
+
+def _seq_len(net: Model, scenario: Scenario, tell: _Teller) -> int:
+    spec = net.spec
+    if not isinstance(spec, TransformerSpec):
+        return 0
+    if spec.kind == "vit":
+        side = scenario.get("image_size", spec.image_size)
+        return int((side // spec.patch) ** 2 + 1)
+    limit = spec.max_positions or MAX_SEQ_LEN
+    default = net.default_seq_len or (128 if spec.kind == "encoder" else min(limit, MAX_SEQ_LEN))
+    seq_len = tell("seq_len", default, "usual for such a network")
+    if spec.positional == "learned" and spec.max_positions and seq_len > spec.max_positions:
+        raise InputError(f"exceeds the {spec.max_positions} positions of {net.name}", file=scenario.file, key="seq_len", value=seq_len, hint=f"at most {spec.max_positions}")
+    return int(seq_len)
+
+
+def _image_size(net: Model, scenario: Scenario) -> int:
+    if isinstance(net.spec, ConvSpec):
+        size = scenario.get("image_size", net.spec.image_size)
+        if size != net.spec.image_size:
+            raise RefusedError(f"image_size = {size}: {net.name} is described at {net.spec.image_size}")
+        return int(size)
+    return int(scenario.get("image_size", 224))
+
+
+def _batch(scenario: Scenario, plan: Plan, notes: list[str]) -> tuple[Plan, frozenset[str]]:
+    """micro · accum · dp = global: two give the third, one leaves the others to defaults."""
+    micro, accum, total = (scenario.get(k) for k in ("micro_batch", "grad_accum", "global_batch"))
+    dp, file = plan.dp, scenario.file
+    if total is not None and total % dp:
+        raise InputError(f"is not divisible by the {dp} data ranks", file=file, key="global_batch", value=total, hint=f"for example {max(total // dp, 1) * dp}")
+    if total is not None and micro is not None and accum is not None and micro * accum * dp != total:
+        raise InputError(f"contradicts micro_batch {micro} x grad_accum {accum} x dp {dp} = {micro * accum * dp}", file=file, key="global_batch", value=total, hint="leave one of the three out")
+    if total is not None:
+        per_rank = total // dp
+        given = micro if micro is not None else accum
+        if given is not None and per_rank % given:
+            key = "micro_batch" if micro is not None else "grad_accum"
+            raise InputError(f"does not divide the {per_rank} samples of a data rank", file=file, key=key, value=given, hint=f"global_batch {total} over {dp} ranks")
+        if micro is None and accum is not None:
+            micro = per_rank // accum
+        elif micro is not None:
+            accum = per_rank // micro
+    undecided = set()
+    if micro is None:
+        undecided.add("micro_batch")
+    if accum is None and micro is not None:
+        accum = 1
+        notes.append("grad_accum = 1: none given")
+    if accum is None:
+        undecided.add("grad_accum")
+    if not scenario.given("method") and dp > 1:
+        undecided.add("method")
+    return replace(plan, micro_batch=micro or 1, grad_accum=accum or 1), frozenset(undecided)
