@@ -39,7 +39,9 @@ def main(argv: list[str] | None = None) -> int:
         if debug:
             raise
         what = " ".join(str(error).split())[:200]
-        return _complain(f"internal fault ({type(error).__name__}: {what}); please report it, --debug shows the traceback", FAULT)
+        return _complain(
+            f"internal fault ({type(error).__name__}: {what}); please report it, --debug shows the traceback", FAULT
+        )
 
 
 def _run(arguments: list[str]) -> int:
@@ -58,7 +60,11 @@ def _run(arguments: list[str]) -> int:
         return OK
     name, *rest = arguments
     if name.startswith("-"):
-        raise InputError("comes before the command", value=name, hint="write `simkit COMMAND FLAGS`; `simkit --help` lists the commands")
+        raise InputError(
+            "comes before the command",
+            value=name,
+            hint="write `simkit COMMAND FLAGS`; `simkit --help` lists the commands",
+        )
     if name not in plugins.names(COMMANDS):
         raise unknown("command", name, plugins.names(COMMANDS), see="simkit --help")
     command = plugins.get(COMMANDS, name)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simkit.errors import InputError, RefusedError, unknown
-from simkit.render import beside_row, html_table, label, markdown_table, plain, ratios, rows_to_csv
+from simkit.render import plain, rows_to_csv
+from simkit.render_tables import beside_row, html_table, label, markdown_table, ratios
 from simkit.spec.scenario import FIELDS, Scenario
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ class Comparison:
     def base(self) -> Report:
         """The first answered case. Raises InputError where no case could be predicted."""
         if not self.reports:
-            raise InputError("has no case that can be predicted", key="compare", hint=self.cases[0].reason if self.cases else "")
+            raise InputError(
+                "has no case that can be predicted", key="compare", hint=self.cases[0].reason if self.cases else ""
+            )
         return self.reports[0]
 
     def to_dict(self) -> dict[str, Any]:
@@ -91,7 +94,7 @@ class Comparison:
 
     def to_text(self, **options: Any) -> str:
         """The table for a terminal, with one sentence a case; options as of `simkit.render_text.to_text`."""
-        from simkit.render import verdict
+        from simkit.render_tables import verdict
         from simkit.render_text import comparison_table, print_parts
 
         answered = [(case.label, case.report) for case in self.cases if case.report is not None]
@@ -155,7 +158,9 @@ def _case(scenario: Scenario, varied: tuple[str, ...]) -> Case:
     from simkit.predict import predict_scenario
 
     values = {name: scenario.get(name) for name in varied}
-    name = ", ".join(str(v) if FIELDS[k].kind in ("str", "choice") else f"{k}={v}" for k, v in values.items() if v is not None)
+    name = ", ".join(
+        str(v) if FIELDS[k].kind in ("str", "choice") else f"{k}={v}" for k, v in values.items() if v is not None
+    )
     try:
         report = predict_scenario(scenario)
     except RefusedError as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from simkit import plot_figures as figures
 from simkit.plot_page import Picture, Sheet, page
-from simkit.render import label, sections, verdict
+from simkit.render_tables import label, sections, verdict
 
 if TYPE_CHECKING:
     from simkit.compare import Comparison
@@ -25,16 +25,23 @@ def report_page(report: Report) -> str:
     named = [(str(report.scenario.get("cluster", "this")), report), *beside]
     pictures = _timeline(report)
     pictures += [figures.breakdown(named), figures.memory(named)]
-    tables = [Sheet(title=title or "Answer", heads=heads, rows=rows, words=not title) for title, heads, rows in sections(report)]
-    tables.append(Sheet(title="Assumed (not given)", heads=("assumption",), rows=[(line,) for line in report.assumptions]))
+    tables = _sheets(report)
+    tables.append(
+        Sheet(
+            title="Assumed (not given)",
+            heads=("assumption",),
+            rows=[(line,) for line in report.assumptions],
+            words=True,
+        )
+    )
     intro = " ".join(f"{verdict(report, other)}." for other in report.beside)
-    return page(label(report), pictures, [tables[0], *tables[1:]], intro=intro, notes=report.warnings)
+    return page(label(report), pictures, tables, intro=intro, notes=report.warnings)
 
 
 def trace_page(report: Report) -> str:
     """The timeline of one step, and its breakdown."""
-    tables = [Sheet(title=t or "Answer", heads=h, rows=r, words=not t) for t, h, r in sections(report)[:2]]
-    return page(f"Trace of {label(report)}", [*_timeline(report), figures.breakdown([(label(report), report)])], tables, notes=report.warnings)
+    pictures = [*_timeline(report), figures.breakdown([(label(report), report)])]
+    return page(f"Trace of {label(report)}", pictures, _sheets(report)[:2], notes=report.warnings)
 
 
 def comparison_page(found: Comparison) -> str:
@@ -60,7 +67,14 @@ def validation_page(result: Mapping[str, Any], points: Sequence[Mapping[str, Any
     for metric in dict.fromkeys(str(p["metric"]) for p in points):
         mine = [p for p in points if p["metric"] == metric]
         picture = figures.parity(mine)
-        pictures.append(Picture(figure=picture.figure, title=f"Predicted and measured: {metric}", alt=picture.alt, caption=picture.caption))
+        pictures.append(
+            Picture(
+                figure=picture.figure,
+                title=f"Predicted and measured: {metric}",
+                alt=picture.alt,
+                caption=picture.caption,
+            )
+        )
     heads = ("", "rows", "MAPE", "median", "90th percentile", "bias", "within the 90 % interval")
     tables = [Sheet(title="All rows", heads=heads, rows=[_score("all", result)])]
     for key in ("by_metric", "by_source", "by_device", "by_file"):
@@ -68,16 +82,33 @@ def validation_page(result: Mapping[str, Any], points: Sequence[Mapping[str, Any
         tables.append(Sheet(title=key.replace("_", " ").capitalize(), heads=heads, rows=rows))
     refused = [(entry["id"], entry["reason"]) for entry in result.get("refused", ())]
     tables.append(Sheet(title="Refused", heads=("row", "reason"), rows=refused, words=True))
-    return page("Validation", pictures, tables, intro=f"{result.get('predicted', 0)} of {result.get('rows', 0)} rows predicted.")
+    return page(
+        "Validation", pictures, tables, intro=f"{result.get('predicted', 0)} of {result.get('rows', 0)} rows predicted."
+    )
 
 
 def count_page(name: str, found: Mapping[str, Any]) -> str:
     """Parameters by module as a treemap, and every count."""
-    rows = [(k.replace("_", " "), f"{v:,.6g}" if isinstance(v, float) and v != int(v) else f"{v:,.0f}") for k, v in found.items() if isinstance(v, (int, float))]
+    rows = [
+        (k.replace("_", " "), f"{v:,.6g}" if isinstance(v, float) and v != int(v) else f"{v:,.0f}")
+        for k, v in found.items()
+        if isinstance(v, (int, float))
+    ]
     by_module = {str(k): float(v) for k, v in dict(found.get("by_module") or {}).items()}
     table = [(k, f"{v:,.0f}") for k, v in sorted(by_module.items(), key=lambda kv: -kv[1])]
-    tables = [Sheet(title="Counts", heads=("", name), rows=rows), Sheet(title="Parameters by module", heads=("module", "parameters"), rows=table)]
+    tables = [
+        Sheet(title="Counts", heads=("", name), rows=rows),
+        Sheet(title="Parameters by module", heads=("module", "parameters"), rows=table),
+    ]
     return page(f"Counts of {name}", [figures.modules(name, by_module)], tables)
+
+
+def _sheets(report: Report) -> list[Sheet]:
+    words = ("", "Money and energy", "Who talks over what")
+    return [
+        Sheet(title=title or "Answer", heads=heads, rows=rows, words=title in words)
+        for title, heads, rows in sections(report)
+    ]
 
 
 def _timeline(report: Report) -> list[Picture]:
@@ -90,4 +121,8 @@ def _score(name: str, entry: Mapping[str, Any]) -> tuple[Any, ...]:
         value = entry.get(key)
         return "" if value is None else f"{value:.1%}"
 
-    return (name, entry.get("rows", ""), *(percent(k) for k in ("mape", "median_ape", "p90_ape", "bias", "coverage_90")))
+    return (
+        name,
+        entry.get("rows", ""),
+        *(percent(k) for k in ("mape", "median_ape", "p90_ape", "bias", "coverage_90")),
+    )

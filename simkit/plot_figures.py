@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simkit.plot_page import Picture, graph_objects
-from simkit.render import fits_line, terms
+from simkit.render_tables import fits_line, terms
 from simkit.units import GIB, format_bytes, format_s
 
 if TYPE_CHECKING:
@@ -60,7 +60,9 @@ def timeline(line: Timeline) -> Picture:
     figure.update_yaxes(categoryorder="array", categoryarray=streams[::-1])
     busy = ", ".join(f"{s} busy {line.busy_s.get(s, 0.0) / line.end_s:.0%}" for s in streams) if line.end_s else ""
     alt = f"Timeline of one step of {format_s(line.end_s)}: {busy}."
-    return Picture(figure=figure, title="One step in time", alt=alt, caption=f"{busy[:1].upper()}{busy[1:]} of the step.")
+    return Picture(
+        figure=figure, title="One step in time", alt=alt, caption=f"{busy[:1].upper()}{busy[1:]} of the step."
+    )
 
 
 def breakdown(reports: Named) -> Picture:
@@ -77,14 +79,21 @@ def breakdown(reports: Named) -> Picture:
             orientation="h",
             y=_labels(shown),
             x=[v * scale for v in values],
-            hovertext=[f"{name.replace('_', ' ')}<br>{format_s(v)}, {s:.1%}" for v, s in zip(values, shares, strict=True)],
+            hovertext=[
+                f"{name.replace('_', ' ')}<br>{format_s(v)}, {s:.1%}" for v, s in zip(values, shares, strict=True)
+            ],
             hoverinfo="text",
             marker_color=_color(name),
         )
     _dress(figure, height=_height(len(shown)), x=f"step time, {unit}", barmode="stack")
     figure.update_yaxes(autorange="reversed", showticklabels=len(shown) > 1)
     alt = "; ".join(f"{n}: " + ", ".join(f"{t} {format_s(v)}" for t, v in terms(r)) for n, r in shown[:6])
-    return Picture(figure=figure, title="Where the time goes", alt=f"Stacked bars of the step time. {alt}.", caption=_cut(len(reports)))
+    return Picture(
+        figure=figure,
+        title="Where the time goes",
+        alt=f"Stacked bars of the step time. {alt}.",
+        caption=_cut(len(reports)),
+    )
 
 
 def memory(reports: Named) -> Picture:
@@ -118,7 +127,9 @@ def memory(reports: Named) -> Picture:
     figure.update_yaxes(autorange="reversed", showticklabels=len(shown) > 1)
     alt = "; ".join(f"{n}: fits {fits_line(r)}" for n, r in shown[:6])
     caption = "; ".join(f"Fits: {fits_line(r)}" for _, r in shown) if len(shown) == 1 else _cut(len(reports))
-    return Picture(figure=figure, title="Memory per GPU", alt=f"Stacked bars of memory against capacity. {alt}.", caption=caption)
+    return Picture(
+        figure=figure, title="Memory per GPU", alt=f"Stacked bars of memory against capacity. {alt}.", caption=caption
+    )
 
 
 def throughput(reports: Named) -> Picture:
@@ -127,7 +138,14 @@ def throughput(reports: Named) -> Picture:
     shown = list(reports)[:MAX_BARS]
     values = [r.samples_per_s for _, r in shown]
     figure = go.Figure()
-    figure.add_bar(orientation="h", y=_labels(shown), x=values, hovertext=[f"{v:,.4g} samples/s" for v in values], hoverinfo="text", marker_color=PALETTE[0])
+    figure.add_bar(
+        orientation="h",
+        y=_labels(shown),
+        x=values,
+        hovertext=[f"{v:,.4g} samples/s" for v in values],
+        hoverinfo="text",
+        marker_color=PALETTE[0],
+    )
     _dress(figure, height=_height(len(shown)) - 30, x="samples/s, whole job", barmode="stack")
     figure.update_yaxes(autorange="reversed")
     alt = "; ".join(f"{n}: {v:,.4g} samples/s" for (n, _), v in list(zip(shown, values, strict=True))[:8])
@@ -155,7 +173,14 @@ def parity(points: Sequence[Mapping[str, Any]], *, bands: Sequence[float] = (0.1
             line={"width": 0},
             hoverinfo="skip",
         )
-    figure.add_scatter(name="equal", mode="lines", x=[low, high], y=[low, high], line={"width": 1, "color": "#8C8C8C"}, hoverinfo="skip")
+    figure.add_scatter(
+        name="equal",
+        mode="lines",
+        x=[low, high],
+        y=[low, high],
+        line={"width": 1, "color": "#8C8C8C"},
+        hoverinfo="skip",
+    )
     for index, source in enumerate(dict.fromkeys(str(p.get("source") or "unnamed") for p in kept)):
         mine = [p for p in kept if str(p.get("source") or "unnamed") == source]
         figure.add_scatter(
@@ -163,13 +188,22 @@ def parity(points: Sequence[Mapping[str, Any]], *, bands: Sequence[float] = (0.1
             mode="markers",
             x=[p["measured"] for p in mine],
             y=[p["predicted"] for p in mine],
-            hovertext=[f"{p['id']}<br>{p['metric']}<br>measured {p['measured']:.4g}, predicted {p['predicted']:.4g} ({p['predicted'] / p['measured'] - 1:+.1%})" for p in mine],
+            hovertext=[_point(p) for p in mine],
             hoverinfo="text",
-            marker={"size": 8, "opacity": 0.85, "color": PALETTE[index % len(PALETTE)], "symbol": index // len(PALETTE) * 2},
+            marker={
+                "size": 8,
+                "opacity": 0.85,
+                "color": PALETTE[index % len(PALETTE)],
+                "symbol": index // len(PALETTE) * 2,
+            },
         )
     _dress(figure, height=560, x="measured", barmode="stack")
-    figure.update_xaxes(type="log", range=[math.log10(low), math.log10(high)])
-    figure.update_yaxes(type="log", range=[math.log10(low), math.log10(high)], title="predicted", showgrid=True)
+    # Digits between the powers of ten are unreadable once there are several decades.
+    ticks = {"dtick": 1} if high / low > 100 else {}
+    figure.update_xaxes(type="log", range=[math.log10(low), math.log10(high)], **ticks)
+    figure.update_yaxes(
+        type="log", range=[math.log10(low), math.log10(high)], title="predicted", showgrid=True, **ticks
+    )
     inside = sum(abs(p["predicted"] / p["measured"] - 1) <= bands[0] for p in kept)
     alt = f"Predicted over measured for {len(kept)} rows; {inside} lie within ±{bands[0]:.0%}."
     return Picture(figure=figure, title="Predicted and measured", alt=alt, caption=alt)
@@ -189,12 +223,19 @@ def modules(name: str, found: Mapping[str, float]) -> Picture:
         branchvalues="total",
         text=["", *(f"{found[k]:,.0f}<br>{found[k] / total:.1%}" for k in keys)],
         textinfo="label+text",
-        hovertext=[f"{total:,.0f} parameters", *(f"{k}<br>{found[k]:,.0f} parameters, {found[k] / total:.2%}" for k in keys)],
+        hovertext=[
+            f"{total:,.0f} parameters",
+            *(f"{k}<br>{found[k]:,.0f} parameters, {found[k] / total:.2%}" for k in keys),
+        ],
         hoverinfo="text",
         marker={"colors": ["rgba(127,127,127,0.15)", *(PALETTE[i % len(PALETTE)] for i in range(len(keys)))]},
     )
-    figure.update_layout(height=460, margin={"l": 4, "r": 4, "t": 8, "b": 8}, paper_bgcolor="rgba(0,0,0,0)", template="none")
-    alt = f"Treemap of {total:,.0f} parameters: " + ", ".join(f"{k} {v / total:.1%}" for k, v in sorted(found.items(), key=lambda kv: -kv[1])[:8])
+    figure.update_layout(
+        height=460, margin={"l": 4, "r": 4, "t": 8, "b": 8}, paper_bgcolor="rgba(0,0,0,0)", template="none"
+    )
+    alt = f"Treemap of {total:,.0f} parameters: " + ", ".join(
+        f"{k} {v / total:.1%}" for k, v in sorted(found.items(), key=lambda kv: -kv[1])[:8]
+    )
     return Picture(figure=figure, title="Parameters by module", alt=alt)
 
 
@@ -226,9 +267,14 @@ def _hover(span: Span) -> str:
     lines = [f"<b>{span.name}</b>", f"{format_s(span.end_s - span.start_s)} from {format_s(span.start_s)}"]
     for key, value in span.args:
         size = key in ("bytes", "nbytes") or key.endswith("_bytes")
-        text = value if isinstance(value, str) else format_bytes(value) if size else format(value, '.6g')
+        text = value if isinstance(value, str) else format_bytes(value) if size else format(value, ".6g")
         lines.append(f"{key.replace('_', ' ')}: {text}")
     return "<br>".join(lines)
+
+
+def _point(p: Mapping[str, Any]) -> str:
+    error = p["predicted"] / p["measured"] - 1
+    return f"{p['id']}<br>{p['metric']}<br>measured {p['measured']:.4g}, predicted {p['predicted']:.4g} ({error:+.1%})"
 
 
 def _labels(reports: Named) -> list[str]:

@@ -9,14 +9,16 @@ from types import ModuleType
 from typing import Any
 
 from simkit.errors import InputError
-from simkit.render import html_table
+from simkit.render_tables import html_table
 
 INK_LIGHT, INK_DARK = "#1b1f24", "#e6e9ee"
 GRID_LIGHT, GRID_DARK = "#d5dae1", "#3d444e"
 
 _STYLE = f"""
-:root {{ color-scheme: light dark; --ink: {INK_LIGHT}; --paper: #ffffff; --line: {GRID_LIGHT}; --soft: #f4f6f8; --warn: #9a3412; }}
-@media (prefers-color-scheme: dark) {{ :root {{ --ink: {INK_DARK}; --paper: #14171c; --line: {GRID_DARK}; --soft: #1e232a; --warn: #fdba74; }} }}
+:root {{ color-scheme: light dark; --ink: {INK_LIGHT}; --paper: #ffffff; --line: {GRID_LIGHT}; --warn: #9a3412; }}
+@media (prefers-color-scheme: dark) {{
+  :root {{ --ink: {INK_DARK}; --paper: #14171c; --line: {GRID_DARK}; --warn: #fdba74; }}
+}}
 * {{ box-sizing: border-box; }}
 body {{ margin: 0 auto; padding: 1rem; max-width: 72rem; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, "DejaVu Sans", sans-serif; overflow-wrap: anywhere; }}
@@ -27,10 +29,12 @@ figcaption {{ font-size: .875rem; }}
 .scroll {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9375rem; }}
 caption {{ text-align: left; font-weight: 600; padding: .25rem 0; }}
-th, td {{ text-align: right; padding: .3rem .75rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }}
-th:first-child {{ text-align: left; font-weight: 500; overflow-wrap: normal; }}
-.words td {{ text-align: left; }}
-td {{ overflow-wrap: normal; }}
+th, td {{ text-align: right; vertical-align: top; padding: .3rem .75rem .3rem 0;
+  border-bottom: 1px solid var(--line); }}
+th, td {{ overflow-wrap: normal; }}
+td {{ white-space: nowrap; }}
+th:first-child {{ text-align: left; font-weight: 500; }}
+.words td, .words th {{ text-align: left; white-space: normal; }}
 thead th {{ font-weight: 600; }}
 .warn {{ color: var(--warn); }}
 footer {{ margin-top: 2rem; font-size: .8125rem; }}
@@ -82,12 +86,16 @@ def graph_objects() -> ModuleType:
     try:
         import plotly.graph_objects as go
     except ImportError:
-        raise InputError("needs plotly, which is not installed", key="--html", hint="pip install 'simkit-perf[plot]'") from None
+        raise InputError(
+            "needs plotly, which is not installed", key="--html", hint="pip install 'simkit-perf[plot]'"
+        ) from None
     module: ModuleType = go
     return module
 
 
-def page(title: str, figures: Iterable[Picture], tables: Iterable[Sheet] = (), *, intro: str = "", notes: Sequence[str] = ()) -> str:
+def page(
+    title: str, figures: Iterable[Picture], tables: Iterable[Sheet] = (), *, intro: str = "", notes: Sequence[str] = ()
+) -> str:
     """The whole page as text. It asks the network for nothing, and the same input gives the same bytes.
 
     title, headings, alternative texts and tables make it readable without the figures. notes: warnings, printed first.
@@ -103,9 +111,7 @@ def page(title: str, figures: Iterable[Picture], tables: Iterable[Sheet] = (), *
     parts += [_picture(index, picture) for index, picture in enumerate(figures)]
     for sheet in tables:
         if sheet.rows:
-            kind = "scroll words" if sheet.words else "scroll"
-            table = html_table("", sheet.heads, sheet.rows)
-            parts.append(f"<h2>{html.escape(sheet.title)}</h2><div class='{kind}' tabindex='0' role='region' aria-label='{html.escape(sheet.title)}'>{table}</div>")
+            parts.append(_sheet(sheet))
     from simkit import __version__
 
     return "\n".join(
@@ -116,7 +122,8 @@ def page(title: str, figures: Iterable[Picture], tables: Iterable[Sheet] = (), *
             "<link rel='icon' href='data:,'>",
             f"<title>{html.escape(title)}</title><style>{_STYLE}</style>",
             f"<script>{get_plotlyjs()}</script></head>",
-            f"<body><main>{''.join(parts)}</main><footer>simkit {__version__}</footer><script>{_SCRIPT}</script></body></html>",
+            f"<body><main>{''.join(parts)}</main><footer>simkit {__version__}</footer>",
+            f"<script>{_SCRIPT}</script></body></html>",
             "",
         ]
     )
@@ -126,6 +133,23 @@ def _picture(index: int, picture: Picture) -> str:
     import plotly.io
 
     config = {"displaylogo": False, "responsive": True, "displayModeBar": False}
-    drawing = plotly.io.to_html(picture.figure, config=config, include_plotlyjs=False, full_html=False, div_id=f"figure-{index}", default_width="100%", default_height=f"{picture.figure.layout.height}px")
+    drawing = plotly.io.to_html(
+        picture.figure,
+        config=config,
+        include_plotlyjs=False,
+        full_html=False,
+        div_id=f"figure-{index}",
+        default_width="100%",
+        default_height=f"{picture.figure.layout.height}px",
+    )
     caption = f"<figcaption>{html.escape(picture.caption)}</figcaption>" if picture.caption else ""
-    return f"<h2>{html.escape(picture.title)}</h2><figure><div role='img' aria-label='{html.escape(picture.alt, quote=True)}'>{drawing}</div>{caption}</figure>"
+    image = f"<div role='img' aria-label='{html.escape(picture.alt, quote=True)}'>{drawing}</div>"
+    return f"<h2>{html.escape(picture.title)}</h2><figure>{image}{caption}</figure>"
+
+
+def _sheet(sheet: Sheet) -> str:
+    title = html.escape(sheet.title, quote=True)
+    table = html_table("", sheet.heads, sheet.rows)
+    # A wide table scrolls by itself, also by keyboard, so that the page never does.
+    region = f"<div class='scroll{' words' if sheet.words else ''}' tabindex='0' role='region' aria-label='{title}'>"
+    return f"<h2>{title}</h2>{region}{table}</div>"

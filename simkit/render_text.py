@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simkit.render import BESIDE, beside_row, fits_line, headline, label, money_lines, terms, verdict
+from simkit.render_tables import BESIDE, beside_row, headline, label, money_lines, terms, verdict
 from simkit.units import format_bytes, format_s
 
 if TYPE_CHECKING:
@@ -19,11 +19,16 @@ if TYPE_CHECKING:
     from simkit.report import Report
 
 BAR = 24
+PROSE = 30
 MIN_WIDTH, MAX_WIDTH = 60, 110
-_ASCII = str.maketrans({"█": "#", "·": "-", "─": "-", "×": "x", "…": "...", "µ": "u", "–": "-", "≥": ">=", "α": "alpha", "β": "beta"})
+_ASCII = str.maketrans(
+    {"█": "#", "·": "-", "─": "-", "×": "x", "…": "...", "µ": "u", "–": "-", "≥": ">=", "α": "alpha", "β": "beta"}
+)
 
 
-def to_text(report: Report, *, width: int = 80, color: bool = False, ascii_only: bool = False, brief: bool = False) -> str:
+def to_text(
+    report: Report, *, width: int = 80, color: bool = False, ascii_only: bool = False, brief: bool = False
+) -> str:
     """The report as text of at most `width` columns (numbers are never cut: a table that needs more takes it).
 
     brief: the head lines and the verdict only. color: ANSI colours. ascii_only: for terminals without UTF-8.
@@ -39,7 +44,9 @@ def to_text(report: Report, *, width: int = 80, color: bool = False, ascii_only:
 
 def _body(report: Report, width: int) -> list[Any]:
     parts: list[Any] = ["", _title("Where the time goes"), _bars(report)]
-    items = [(name.removesuffix("_bytes"), format_bytes(size)) for name, size in report.memory.items_bytes.items() if size]
+    items = [
+        (name.removesuffix("_bytes"), format_bytes(size)) for name, size in report.memory.items_bytes.items() if size
+    ]
     if items:
         parts += ["", _title("Memory per GPU"), _table(("item", "size"), items, ("left", "right"))]
     money = money_lines(report)
@@ -103,7 +110,10 @@ def _print(parts: Iterable[Any], *, width: int = 80, color: bool = False, ascii_
     for part in parts:
         if isinstance(part, str):
             indent = "  " if part.startswith(("- ", "! ")) else ""
-            out.write(textwrap.fill(part, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) + "\n")
+            out.write(
+                textwrap.fill(part, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+                + "\n"
+            )
         else:
             # A table that needs more columns than the terminal has is printed whole: a cut number is a wrong number.
             needed = console.measure(part).minimum
@@ -137,7 +147,10 @@ def _pairs(lines: Sequence[tuple[str, str]], width: int, good: bool = True) -> T
 
 def _bars(report: Report) -> Table:
     step = report.iteration_time_s or 1.0
-    rows = [(n.replace("_", " "), format_s(v), f"{v / step:.1%}", "█" * max(1, round(BAR * v / step))) for n, v in terms(report)]
+    rows = [
+        (n.replace("_", " "), format_s(v), f"{v / step:.1%}", "█" * max(1, round(BAR * v / step)))
+        for n, v in terms(report)
+    ]
     table = _bare()
     for justify in ("left", "right", "right"):
         table.add_column(no_wrap=True, justify=justify)
@@ -150,9 +163,13 @@ def _bars(report: Report) -> Table:
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], justify: Sequence[str]) -> Table:
     table = _bare(head=True)
     for index, (head, side) in enumerate(zip(heads, justify, strict=True)):
-        widest = max((len(line) for row in rows for line in row[index].split("\n")), default=0)
-        text = side == "left" and widest > 30
-        table.add_column(head, justify=side, no_wrap=not text, overflow="fold", min_width=min(widest, 30))  # type: ignore[arg-type]
+        widest = max([len(head), *(len(row[index]) for row in rows)])
+        # Short cells are figures and keep their width; long ones are prose and may wrap.
+        prose = widest > PROSE
+        least = (
+            min(PROSE, max((len(word) for row in rows for word in row[index].split()), default=0)) if prose else widest
+        )
+        table.add_column(head, justify=side, no_wrap=not prose, overflow="fold", min_width=least)  # type: ignore[arg-type]
     for row in rows:
         table.add_row(*row)
     return table
@@ -164,4 +181,4 @@ def _bare(*, head: bool = False) -> Table:
     return Table(box=None, show_header=head, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
 
 
-__all__ = ["comparison_table", "fits_line", "plain_table", "print_parts", "side_by_side", "to_text"]
+__all__ = ["comparison_table", "plain_table", "print_parts", "side_by_side", "to_text"]

@@ -21,6 +21,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **options)
+        self.usage = "%(prog)s [FLAGS]"
 
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"^argument ([^:]+): ", r"\1 ", message)
@@ -50,7 +51,7 @@ def parse(parser: Parser, arguments: list[str]) -> argparse.Namespace:
 
 
 def _normal(arguments: list[str], flags: set[str]) -> Iterator[str]:
-    """``--micro_batch`` as ``--micro-batch``; a Boolean flag without a value as ``=true``, ``--no-NAME`` as ``=false``."""
+    """``--micro_batch`` as ``--micro-batch``; a bare Boolean flag as ``=true``, ``--no-NAME`` as ``=false``."""
     booleans = {f"--{name.replace('_', '-')}" for name, spec in FIELDS.items() if spec.kind == "bool"} & flags
     tokens = iter(range(len(arguments)))
     for i in tokens:
@@ -82,7 +83,13 @@ def add_fields(parser: Parser, *, several: bool = False, skip: tuple[str, ...] =
         group = groups.setdefault(title, None) or parser.add_argument_group(title)
         groups[title] = group
         action = "append" if several else "store"
-        group.add_argument(f"--{spec.name.replace('_', '-')}", dest=f"field_{spec.name}", action=action, metavar=_metavar(spec), help=_help(spec))
+        group.add_argument(
+            f"--{spec.name.replace('_', '-')}",
+            dest=f"field_{spec.name}",
+            action=action,
+            metavar=_metavar(spec),
+            help=_help(spec),
+        )
 
 
 def _metavar(spec: FieldSpec) -> str:
@@ -102,15 +109,30 @@ def _help(spec: FieldSpec) -> str:
 
 def add_scenario(parser: Parser, *, several: bool = False) -> None:
     """What names a scenario: FILE, --set, the fields, --profiles and --models."""
+    parser.usage = "%(prog)s [FILE] [FLAGS]"
     parser.add_argument("file", nargs="?", metavar="FILE", help="scenario file (.yaml .toml .json); flags win over it")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one key of the scenario; repeatable, wins over FILE")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="one key of the scenario; repeatable, wins over FILE",
+    )
     add_fields(parser, several=several)
     add_profiles(parser)
-    parser.add_argument("--models", action="append", default=[], metavar="FILE.csv", help="table of further architectures; repeatable")
+    parser.add_argument(
+        "--models", action="append", default=[], metavar="FILE.csv", help="table of further architectures; repeatable"
+    )
 
 
 def add_profiles(parser: Parser) -> None:
-    parser.add_argument("--profiles", action="append", default=[], metavar="DIR", help="folder of your own profiles; repeatable, SIMKIT_PROFILES too")
+    parser.add_argument(
+        "--profiles",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="folder of your own profiles; repeatable, SIMKIT_PROFILES too",
+    )
 
 
 def add_forms(parser: Parser, *forms: str, html: str = "") -> None:
@@ -136,12 +158,13 @@ def given(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def profiles(args: argparse.Namespace) -> tuple[str, ...]:
-    """The user's profile folders, --profiles first, then SIMKIT_PROFILES. Raises InputError for one that is no folder."""
-    extra = [p for p in os.environ.get("SIMKIT_PROFILES", "").split(os.pathsep) if p]
+    """The folders of --profiles; those of SIMKIT_PROFILES are added where profiles are looked up."""
     for folder in args.profiles:
         if not os.path.isdir(folder):
-            raise InputError("is no folder", key="--profiles", value=folder, hint="give a folder of profile files (.toml)")
-    return (*args.profiles, *extra)
+            raise InputError(
+                "is no folder", key="--profiles", value=folder, hint="give a folder of profile files (.toml)"
+            )
+    return tuple(args.profiles)
 
 
 def base_values(args: argparse.Namespace) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import argparse
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -29,7 +30,7 @@ def terminal() -> dict[str, Any]:
     return {"width": columns, "color": color, "ascii_only": not encoding.startswith(("utf", "cp65001"))}
 
 
-def listing(heads: tuple[str, ...], rows: list[tuple[str, ...]], *, right: tuple[int, ...] = ()) -> str:
+def listing(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, right: tuple[int, ...] = ()) -> str:
     """A table for the terminal."""
     from simkit.render_text import plain_table, print_parts
 

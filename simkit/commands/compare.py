@@ -18,7 +18,9 @@ from simkit.errors import InputError
 def configure(parser: _flags.Parser) -> None:
     _flags.add_scenario(parser, several=True)
     _flags.add_forms(parser, "json", "markdown", "csv", html="where the time goes, memory, throughput of every case")
-    parser.add_argument("--fail-if-unfit", action="store_true", help="exit code 3 where a case does not fit into memory")
+    parser.add_argument(
+        "--fail-if-unfit", action="store_true", help="exit code 3 where a case does not fit into memory"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,7 +29,9 @@ def run(args: argparse.Namespace) -> int:
 
     axes = {name: _values(name, texts) for name, texts in _flags.given(args).items()}
     if not any(len(values) > 1 for values in axes.values()):
-        raise InputError("has one case only", key="compare", hint="repeat a flag or give a comma list: --method s-sgd,acp-sgd")
+        raise InputError(
+            "has one case only", key="compare", hint="repeat a flag or give a comma list: --method s-sgd,acp-sgd"
+        )
     base = Scenario.of(_flags.base_values(args), profiles=_flags.profiles(args), models=tuple(args.models))
     found = compare([base], **axes)
     found.base  # noqa: B018  # raises the reason where nothing could be predicted

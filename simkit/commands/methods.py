@@ -18,6 +18,7 @@ FOLDERS = {"method": "simkit.compressors", "fusion": "simkit.fusion", "algorithm
 
 
 def configure(parser: _flags.Parser) -> None:
+    parser.usage = "%(prog)s [NAME] [FLAGS]"
     parser.add_argument("name", nargs="?", metavar="NAME", help="print what is known about one of them")
     _flags.add_forms(parser, "json")
 

@@ -14,8 +14,11 @@ from simkit.commands import _flags, _output
 
 
 def configure(parser: _flags.Parser) -> None:
+    parser.usage = "%(prog)s [TEXT] [FLAGS]"
     parser.add_argument("text", nargs="?", metavar="TEXT", help="list only names that contain TEXT")
-    parser.add_argument("--models", action="append", default=[], metavar="FILE.csv", help="table of further architectures; repeatable")
+    parser.add_argument(
+        "--models", action="append", default=[], metavar="FILE.csv", help="table of further architectures; repeatable"
+    )
     _flags.add_forms(parser, "json", "csv")
 
 

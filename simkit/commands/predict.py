@@ -17,7 +17,9 @@ from simkit.commands import _flags, _output
 def configure(parser: _flags.Parser) -> None:
     _flags.add_scenario(parser)
     _flags.add_forms(parser, "json", "markdown", "csv", html="timeline, where the time goes, memory")
-    parser.add_argument("--fail-if-unfit", action="store_true", help="exit code 3 where the job does not fit into memory")
+    parser.add_argument(
+        "--fail-if-unfit", action="store_true", help="exit code 3 where the job does not fit into memory"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

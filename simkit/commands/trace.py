@@ -15,14 +15,20 @@ from simkit.commands import _flags, _output
 
 def configure(parser: _flags.Parser) -> None:
     _flags.add_scenario(parser)
-    parser.add_argument("-o", "--output", metavar="FILE.json", help="where to write the trace (default: standard output, or only the page with --html)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE.json",
+        help="where to write the trace (default: standard output, or only the page with --html)",
+    )
     group = parser.add_argument_group("output")
     group.add_argument("--html", metavar="FILE", help="write a self-contained page with the timeline (extra `plot`)")
 
 
 def run(args: argparse.Namespace) -> int:
     from simkit.predict import predict_scenario
-    from simkit.render import label, to_json
+    from simkit.render import to_json
+    from simkit.render_tables import label
     from simkit.spec.files import write_text
     from simkit.trace import chrome_trace
 

@@ -30,8 +30,8 @@ def read_scenario(path: str | Path) -> dict[str, Any]:
     """The checked values of a scenario file, {field: value}, in the order of the file.
 
     The suffix decides the format: ``.yaml .yml .toml .json``. A key may be written with dashes. A null or empty value
-    means absent. Raises InputError where the file cannot be read, is malformed, or holds a key or value that the vocabulary
-    does not know.
+    means absent. Raises InputError where the file cannot be read, is malformed, or holds a key or value that the
+    vocabulary does not know.
     """
     path = Path(path)
     readers = {".yaml": _yaml, ".yml": _yaml, ".toml": _toml, ".json": _json}
@@ -80,7 +80,7 @@ def apply_set(values: Mapping[str, Any], settings: Iterable[str]) -> dict[str, A
 
 
 def read_text(path: str | Path, *, what: str = "a file", limit: int = MAX_FILE_BYTES) -> str:
-    """The UTF-8 text of a file. Raises InputError where it is missing, a directory, unreadable, too large or no text."""
+    """The UTF-8 text of a file. Raises InputError where it is missing, a directory, unreadable, too large, no text."""
     path = Path(path)
     try:
         if path.is_dir():
@@ -120,7 +120,9 @@ def write_text(path: str | Path, text: str) -> Path:
         os.replace(temporary, path)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"cannot be written ({reason.lower()})", file=str(path), hint="give a folder you may write") from None
+        raise InputError(
+            f"cannot be written ({reason.lower()})", file=str(path), hint="give a folder you may write"
+        ) from None
     finally:
         if temporary:
             with contextlib.suppress(OSError):
@@ -165,11 +167,17 @@ def _toml(text: str, file: str) -> Iterator[_Entry]:
         message = str(error)
         line = re.search(r"\(at line (\d+)", message)
         where = f"{file}:{line[1]}" if line else file
-        raise InputError(f"is no valid TOML ({_plain(message)})", file=where, hint="write one `key = value` a line") from None
+        raise InputError(
+            f"is no valid TOML ({_plain(message)})", file=where, hint="write one `key = value` a line"
+        ) from None
     except (RecursionError, ValueError):
         raise InputError("is no valid TOML", file=file, hint="write one `key = value` a line") from None
     for key, value in table.items():
-        yield key, _bounded(value), _line_of(text, rf"^\s*[\"']?{re.escape(key)}[\"']?\s*=|^\s*\[+\s*[\"']?{re.escape(key)}\b")
+        yield (
+            key,
+            _bounded(value),
+            _line_of(text, rf"^\s*[\"']?{re.escape(key)}[\"']?\s*=|^\s*\[+\s*[\"']?{re.escape(key)}\b"),
+        )
 
 
 def _json(text: str, file: str) -> Iterator[_Entry]:
@@ -202,7 +210,7 @@ def _json_int(digits: str) -> float | int:
 
 
 def _bounded(value: Any) -> Any:
-    """Dates become text, and integers beyond any float infinity, so that the field's own rule refuses them in one line."""
+    """Dates become text, integers beyond any float infinity, so that the field's own rule refuses them in one line."""
     if isinstance(value, int) and value.bit_length() > 1000:
         return math.inf
     return value if isinstance(value, (bool, int, float, str, dict, list)) else str(value)
@@ -214,7 +222,11 @@ def _no_mapping(file: str, form: str) -> InputError:
 
 def _line_of(text: str, pattern: str) -> int:
     found = re.search(pattern, text, re.MULTILINE)
-    return text[: found.start()].count("\n") + 1 + found[0][: len(found[0]) - len(found[0].lstrip())].count("\n") if found else 0
+    return (
+        text[: found.start()].count("\n") + 1 + found[0][: len(found[0]) - len(found[0].lstrip())].count("\n")
+        if found
+        else 0
+    )
 
 
 def _plain(message: str) -> str:

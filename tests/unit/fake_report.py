@@ -12,7 +12,13 @@ GIB = 2.0**30
 
 def memory(**changes: Any) -> Memory:
     values: dict[str, Any] = {
-        "items_bytes": {"weights": 1.5 * GIB, "gradients": 1.5 * GIB, "optimizer": 3 * GIB, "activations": 1 * GIB, "context": 0.5 * GIB},
+        "items_bytes": {
+            "weights": 1.5 * GIB,
+            "gradients": 1.5 * GIB,
+            "optimizer": 3 * GIB,
+            "activations": 1 * GIB,
+            "context": 0.5 * GIB,
+        },
         "allocated_bytes": 7 * GIB,
         "reserved_bytes": 7.25 * GIB,
         "device_bytes": 7.75 * GIB,
@@ -25,14 +31,27 @@ def memory(**changes: Any) -> Memory:
 def report(**changes: Any) -> Report:
     """A step of 1 s: forward 0.2, backward 0.4, compression 0.05, exposed 0.3, optimizer 0.05; 50 GPUs, 100 samples."""
     values: dict[str, Any] = {
-        "scenario": {"model": "bert-large", "cluster": "50x1xrtx3080", "method": "s-sgd", "precision": "fp16", "micro_batch": 2},
+        "scenario": {
+            "model": "bert-large",
+            "cluster": "50x1xrtx3080",
+            "method": "s-sgd",
+            "precision": "fp16",
+            "micro_batch": 2,
+        },
         "iteration_time_s": 1.0,
         "samples_per_s": 100.0,
         "tokens_per_s": 51200.0,
         "tokens_per_s_per_gpu": 1024.0,
         "mfu": 0.25,
         "hfu": 0.3,
-        "breakdown": {"forward_s": 0.2, "backward_s": 0.4, "compression_s": 0.05, "exposed_comm_s": 0.3, "optimizer_s": 0.05, "host_s": 0.0},
+        "breakdown": {
+            "forward_s": 0.2,
+            "backward_s": 0.4,
+            "compression_s": 0.05,
+            "exposed_comm_s": 0.3,
+            "optimizer_s": 0.05,
+            "host_s": 0.0,
+        },
         "ledger": (Term(name="forward", seconds=0.2, bound="compute", evidence="fitted"),),
         "memory": memory(),
         "interval_90": {"iteration_time_s": (0.9, 1.15)},
