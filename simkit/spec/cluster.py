@@ -167,7 +167,8 @@ def _intra(parts: tuple[_Part, ...], groups: tuple[Group, ...], intra: str | Non
     if intra is not None:
         given = load.link(intra, profiles=folders, calibration=calibration, key="intra")
         if given.max_ranks is not None and widest > given.max_ranks:
-            notes.append(f"intra = {given.name} joins {given.max_ranks} GPUs; larger groups are priced as if all had it")
+            reach = f"{given.name} joins {given.max_ranks} GPUs only"
+            notes.append(f"intra = {reach}; larger groups are priced as if it joined all")
         return given
     named: dict[str, _Part] = {}
     for part, group in zip(parts, groups, strict=True):
