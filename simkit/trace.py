@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from simkit.errors import InputError
+from simkit.spec.files import write_text
 from simkit.timeline import Span, Timeline
 
 STREAMS = ("host", "compute", "comm")
@@ -51,26 +51,8 @@ def write_trace(
     label: str = "iteration",
 ) -> None:
     """Write the trace to `path`; the file appears whole or not at all. Raises InputError where it cannot be written."""
-    text = json.dumps(chrome_trace(timeline, device_names=device_names, label=label), allow_nan=False)
-    target = Path(path)
-    temporary = ""
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=target.parent, prefix=f".{target.name}.", delete=False
-        ) as file:
-            temporary = file.name
-            file.write(text + "\n")
-        # A temporary file is private to its owner; the trace gets what any new file would.
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(temporary).chmod(0o666 & ~mask)
-        Path(temporary).replace(target)
-    except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        why = error.strerror or type(error).__name__
-        hint = "name a file in a folder that exists"
-        raise InputError(f"cannot be written: {why}", file=str(target), hint=hint) from None
+    events = chrome_trace(timeline, device_names=device_names, label=label)
+    write_text(Path(path), json.dumps(events, allow_nan=False) + "\n")
 
 
 def _names(pid: int, name: str) -> list[Event]:

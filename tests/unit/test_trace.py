@@ -119,11 +119,11 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path, monkeypatch: pytest.Monkey
     assert json.loads(target.read_text()) == chrome_trace(timeline, label="run")
     before = target.read_bytes()
 
-    def fail(self, other) -> None:
+    def fail(source, target) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pathlib.Path.replace", fail)
-    with pytest.raises(InputError, match="No space left"):
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(InputError, match="no space left"):
         write_trace(target, timeline, label="other")
     assert target.read_bytes() == before
     assert os.listdir(tmp_path) == ["trace.json"]
