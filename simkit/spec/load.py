@@ -105,6 +105,7 @@ def source(key: str, *, profiles: Profiles = ()) -> Mapping[str, str]:
     return MappingProxyType({str(k): str(v) for k, v in known[key].items()})
 
 
+@lru_cache(maxsize=512)
 def _described(name: str, key: str) -> Link | None:
     """The Link of a RATE@LATENCY, None where the text is neither that nor a bare rate."""
     text = name.strip()

@@ -58,7 +58,7 @@ def roots(profiles: Iterable[str | Path] = ()) -> tuple[Path, ...]:
 def _folder(kind: str, root: Path) -> Mapping[str, Path]:
     """Stem -> file of one root."""
     found: dict[str, Path] = {}
-    for path in sorted(root.glob("*.toml")):
+    for path in sorted(root.glob("*.toml")) if root != shipped() else ():
         if path.is_file() and re.search(rf"^\s*\[{kind}\]", _peek(path), re.MULTILINE):
             found[path.stem] = path
     found.update((path.stem, path) for path in sorted((root / f"{kind}s").glob("*.toml")))

@@ -127,7 +127,9 @@ def test_an_unknown_device_names_the_nearest(written: str, near: str) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("bad", ["", "   ", "\0", "../../etc/passwd", "é", "no such.toml", ".", pytest.param("x" * 10_000, id="long")])
+@pytest.mark.parametrize(
+    "bad", ["", "   ", "\0", "../../etc/passwd", "é", "no such.toml", ".", pytest.param("x" * 10_000, id="long")]
+)
 def test_a_name_that_is_none_is_one_line(bad: str) -> None:
     for call in (load.device, load.machine, load.link):
         with pytest.raises(InputError) as error:
