@@ -7,8 +7,8 @@ Conventions, printed with the answer. One multiply-add is two FLOPs. Forward, pe
 N_matmul: elements of the matrices one token is multiplied with: top-k of the routed experts, the output head even
 where it is tied, never an embedding look-up. s_eff: keys attended to: min(s, window) counted in full, and halved to
 w (1 - w/(2 s)) with w = min(s, window) where the causal mask is taken into account; without a window this is s and s/2,
-so 4 L h s and 2 L h s for heads x head_dim = h. Training is three times forward. Sources: PaLM, arXiv 2204.02311 appendix B;
-Megatron, arXiv 2104.04473 section 3.
+so 4 L h s and 2 L h s for heads x head_dim = h. Training is three times forward. Sources: PaLM, arXiv 2204.02311
+appendix B; Megatron, arXiv 2104.04473 section 3.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ DTYPE_BYTES = {
 """Bytes an element; mxfp4: 32 four-bit values share one 8-bit scale (OCP Microscaling Formats 1.0)."""
 
 MATRIX_MODULES = frozenset({
-    "attention.qkv", "attention.out", "cross_attention.qkv", "cross_attention.out", "mlp", "experts", "shared_expert", "linear",
+    "attention.qkv", "attention.out", "cross_attention.qkv", "cross_attention.out", "mlp", "experts", "shared_expert",
+    "linear",
 })
 """Modules whose matrices take a data type below 16 bits; all else stays at 16 bits."""
 

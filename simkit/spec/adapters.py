@@ -11,7 +11,8 @@ from simkit.spec.model import Model, Tensor
 
 ALL_LINEAR = "all-linear"
 LINEAR_MODULES = frozenset({
-    "attention.qkv", "attention.out", "cross_attention.qkv", "cross_attention.out", "mlp", "experts", "shared_expert", "linear",
+    "attention.qkv", "attention.out", "cross_attention.qkv", "cross_attention.out", "mlp", "experts", "shared_expert",
+    "linear",
 })
 """What ``all-linear`` covers: the matrices of attention and MLPs, not embeddings, heads, convolutions or routers."""
 
@@ -19,8 +20,8 @@ LINEAR_MODULES = frozenset({
 def target_tensors(model: Model, targets: str | tuple[str, ...] = ALL_LINEAR) -> tuple[Tensor, ...]:
     """The weight matrices that adapters attach to, in registration order.
 
-    targets: ``all-linear`` or the last part of the layers' names (``q_proj``, ``v_proj``, ``c_attn``, …), as a tuple or
-    joined by commas. Raises InputError for a name that no linear layer of the model has, listing those it has.
+    targets: ``all-linear`` or the last part of the layers' names (``q_proj``, ``v_proj``, ``c_attn``, …), as a tuple
+    or joined by commas. Raises InputError for a name that no linear layer of the model has, listing those it has.
     """
     names = tuple(t.strip() for t in targets.split(",") if t.strip()) if isinstance(targets, str) else targets
     linear = [t for t in model.tensors if t.module in LINEAR_MODULES and len(t.shape) == 2]
@@ -33,7 +34,8 @@ def target_tensors(model: Model, targets: str | tuple[str, ...] = ALL_LINEAR) ->
         if name not in known:
             raise unknown("linear layer of this model", name, [*known, ALL_LINEAR], key="lora_targets")
     if not names:
-        raise InputError("names no layer", key="lora_targets", value=targets, hint=f"{ALL_LINEAR} or some of {', '.join(known)}")
+        hint = f"{ALL_LINEAR} or some of {', '.join(known)}"
+        raise InputError("names no layer", key="lora_targets", value=targets, hint=hint)
     return tuple(t for t in linear if _last(t) in names)
 
 

@@ -78,7 +78,8 @@ class _Net:
 
     def bn(self, name: str, layer: int = -1) -> None:
         self.statistics += 2 * self.c + 1
-        self._add("bn", name, self.c, self.side, params={"weight": (self.c,), "bias": (self.c,)}, module="norm", layer=layer)
+        params = {"weight": (self.c,), "bias": (self.c,)}
+        self._add("bn", name, self.c, self.side, params=params, module="norm", layer=layer)
 
     def pointwise(self, op: str, name: str) -> None:
         self._add(op, name, self.c, self.side)

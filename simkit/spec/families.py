@@ -1,7 +1,7 @@
 """From the keys of a public configuration to a TransformerSpec: aliases, defaults and the quirks of each family.
 
-The traits of a family and the defaults of its configuration class are facts and stand in ``zoo/families.toml``; here are
-the names that different families give to one quantity, and the few rules that no table can hold.
+The traits of a family and the defaults of its configuration class are facts and stand in ``zoo/families.toml``; here
+are the names that different families give to one quantity, and the few rules that no table can hold.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ MAY_BE_ZERO = frozenset({"token_types", "first_k_dense", "shared_experts", "mtp_
 LIMIT = {"layers": 10_000, "decoder_layers": 10_000}
 _PLAIN = (
     "token_types", "first_k_dense", "moe_period", "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim",
-    "qk_nope_head_dim", "v_head_dim", "relative_buckets", "image_size", "patch", "channels", "mtp_layers", "max_positions",
+    "qk_nope_head_dim", "v_head_dim", "relative_buckets", "image_size", "patch", "channels", "mtp_layers",
+    "max_positions",
 )
 
 
@@ -199,7 +200,10 @@ def _window(config: Config, fields: dict[str, Any]) -> None:
         fields["window_period"] = period
 
 
-_ATTENTION_BIAS = frozenset({"llama", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "gpt_neox", "smollm3"})
+_ATTENTION_BIAS = frozenset({
+    "llama", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "kimi_k2", "gpt_neox", "smollm3",
+})
+"""Families whose configuration has the key attention_bias, which covers q, k, v and o."""
 
 
 def _biases(config: Config, fields: dict[str, Any]) -> None:
@@ -266,7 +270,8 @@ def _opt(config: Config, fields: dict[str, Any]) -> None:
     fields["position_rows"] = fields["max_positions"] + 2
     narrow = config.raw("word_embed_proj_dim")
     if narrow is not None and narrow != fields["hidden"]:
-        raise config.error(f"differs from hidden_size = {fields['hidden']}", "word_embed_proj_dim", narrow, "not supported")
+        what = f"differs from hidden_size = {fields['hidden']}"
+        raise config.error(what, "word_embed_proj_dim", narrow, "not supported")
 
 
 def _t5(config: Config, fields: dict[str, Any]) -> None:

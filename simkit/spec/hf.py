@@ -50,7 +50,8 @@ def _read(path: Path) -> tuple[Mapping[str, Any], str]:
     if path.is_dir():
         path = path / "config.json"
         if not path.is_file():
-            raise InputError("holds no config.json", file=str(path.parent), hint="give the folder of a downloaded model")
+            hint = "give the folder of a downloaded model"
+            raise InputError("holds no config.json", file=str(path.parent), hint=hint)
     try:
         config = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
     except (OSError, UnicodeDecodeError) as error:
@@ -125,7 +126,9 @@ def _vision(config: Mapping[str, Any], spec: TransformerSpec, file: str) -> Mapp
     """SigLIP tower and projector of Gemma 3: patches with bias, positions, blocks of two norms, a last norm."""
     if config.get("model_type") != "gemma3" or not isinstance(config.get("vision_config"), Mapping):
         return {}
-    size = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "image_size": 896, "patch_size": 14}
+    size = {
+        "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "image_size": 896, "patch_size": 14,
+    }
     for key, value in size.items():
         size[key] = config["vision_config"].get(key, value)
         if isinstance(size[key], bool) or not isinstance(size[key], int) or size[key] < 1:
@@ -146,4 +149,5 @@ def _resnet(given: Mapping[str, Any], file: str) -> Model:
     for name, (wide, blocks) in RESNETS.items():
         if list(blocks) == depths and wide == bottleneck:
             return resnet(name)
-    raise InputError("matches no known ResNet", file=file, key="depths", value=depths, hint=f"one of {', '.join(RESNETS)}")
+    hint = f"one of {', '.join(RESNETS)}"
+    raise InputError("matches no known ResNet", file=file, key="depths", value=depths, hint=hint)

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-
 POOLED_HEADS = ("pooler", "seq_relationship", "classifier", "score")
 
 
@@ -20,9 +19,10 @@ class Tensor:
     """A trainable parameter: dotted name, shape as torch registers it (first dimension = outputs).
 
     module: the part it belongs to, used for break-downs: ``embedding attention.qkv attention.out attention.sinks
-    cross_attention.qkv cross_attention.out mlp router experts shared_expert norm conv head``. `layer`: index of the repeated block, -1 outside. `role`: ``dense``,
-    ``expert`` (routed experts) or ``embedding`` (looked up, no matmul). `repeat`: this many equal tensors stand one
-    after the other (the routed experts of a layer), so that a 1,000-expert model stays a short list.
+    cross_attention.qkv cross_attention.out mlp router experts shared_expert norm conv head``, ``linear`` in traced
+    networks. `layer`: index of the repeated block, -1 outside. `role`: ``dense``, ``expert`` (routed experts) or
+    ``embedding`` (looked up, no matmul). `repeat`: this many equal tensors stand one after the other (the routed experts
+    of a layer), so that a 1,000-expert model stays a short list.
     """
 
     name: str
@@ -145,8 +145,8 @@ class TransformerSpec:
 class ConvLayer:
     """One operator of a convolutional network at its reference image size.
 
-    op: ``conv linear bn relu add maxpool avgpool``. c_in, c_out, kernel, stride, groups as in torch; h_in, h_out: side of the square
-    feature map before and after. tensors: names of its parameters, in registration order.
+    op: ``conv linear bn relu add maxpool avgpool``. c_in, c_out, kernel, stride, groups as in torch; h_in, h_out (w_in,
+    w_out): side of the feature map before and after. tensors: names of its parameters, in registration order.
     """
 
     op: str
@@ -176,10 +176,10 @@ class ConvSpec:
 class TracedOp:
     """One operator of the forward pass seen while tracing an `nn.Module` on the meta device.
 
-    kind: a key of `simkit.roofline.KINDS` (``memory gemm conv attention``). batch, m, n, k: of the matrix product with one
-    sample, 2·batch·m·n·k FLOPs; `scales` names that of them which grows with the batch, empty = none. read_elements,
-    write_elements: four-byte elements moved per sample; fixed_elements: moved once whatever the batch, parameters
-    included. tensors: the parameters it uses.
+    kind: a key of `simkit.roofline.KINDS` (``memory gemm conv attention``). batch, m, n, k: of the matrix product with
+    one sample, 2·batch·m·n·k FLOPs; `scales` names that of them which grows with the batch, empty = none.
+    read_elements, write_elements: four-byte elements moved per sample; fixed_elements: moved once whatever the batch,
+    parameters included. tensors: the parameters it uses.
     """
 
     kind: str

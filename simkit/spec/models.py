@@ -1,8 +1,8 @@
 """From a name, a path or a callable to a Model.
 
 A name is looked up in the zoo first, then in the tables the user gives, then in the table of architectures that ships
-with the measured data. Names are compared without case, spaces, dashes and underscores; Hugging Face ids and the suffixes
-of tuned variants (``-hf -instruct -chat -base -it -uncased``) are understood, since tuning changes no shape.
+with the measured data. Names are compared without case, spaces, dashes and underscores; Hugging Face ids and the
+suffixes of tuned variants (``-hf -instruct -chat -base -it -uncased``) are understood, since tuning changes no shape.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def model_names() -> tuple[str, ...]:
 def pretraining_model(base: Model) -> Model:
     """The network that pre-training runs: `base` with the task heads and the padded vocabulary its family trains with.
 
-    BERT gains the masked-LM head (decoder tied to the embedding) and the next-sentence head, and 30,528 rows; RoBERTa and
-    DistilBERT gain the masked-LM head. Everything else trains as it is, and the same object comes back.
+    BERT gains the masked-LM head (decoder tied to the embedding) and the next-sentence head, and 30,528 rows; RoBERTa
+    and DistilBERT gain the masked-LM head. Everything else trains as it is, and the same object comes back.
     """
     return _pretraining(base)
 
@@ -101,8 +101,8 @@ def normalise(name: str) -> str:
 
 @cache
 def _zoo_rows() -> tuple[Row, ...]:
-    with files("simkit.spec.zoo").joinpath("transformers.csv").open(encoding="utf-8", newline="") as handle:
-        return tuple(csv.DictReader(handle))
+    text = files("simkit.spec.zoo").joinpath("transformers.csv").read_text(encoding="utf-8")
+    return tuple(csv.DictReader(text.splitlines()))
 
 
 @cache
@@ -157,7 +157,7 @@ def _pairs(cell: str) -> list[tuple[str, str]]:
 
 
 def zoo_fact(name: str, column: str) -> str:
-    """A cell of the zoo, such as ``published_params``; empty where it is blank or `name` is no transformer of the zoo."""
+    """A cell of the zoo, such as ``published_params``; empty where blank or where `name` is no transformer of it."""
     return next((row[column] for row in _zoo_rows() if row["model"] == name), "")
 
 

@@ -26,7 +26,10 @@ REQUIRED = {"training": ("layers", "hidden", "heads", "vocab"), "configs": ("mod
 
 @lru_cache(maxsize=64)
 def read(path: str, stamp: int = 0) -> tuple[Row, ...]:
-    """The rows of a table of models; `stamp` changes when the file does. Raises InputError where it is no CSV with a column `model` of either kind."""
+    """The rows of a table of models; `stamp` changes when the file does.
+
+    Raises InputError where it is no CSV with the columns of either kind.
+    """
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as handle:
             reader = csv.DictReader(handle)
@@ -57,7 +60,7 @@ def to_model(row: Row, *, file: str, seq_len: int | None = None) -> Model:
             return convnets.build(name)
         raise unknown("image model", name, convnets.names(), file=file, key="model")
     spec = _training(row, file) if "layers" in row else _config(row, file)
-    notes = (row["notes"],) if row.get("notes") else ()
+    notes: tuple[str, ...] = (row["notes"],) if row.get("notes") else ()
     if spec.positional == "learned" and not (spec.max_positions or spec.position_rows):
         notes += ("the learned position table is as long as seq_len",)
     return build(spec, name=name, source=row.get("source") or file, notes=notes, seq_len=seq_len)
@@ -160,7 +163,8 @@ def _completed(merged: dict[str, Any], file: str) -> TransformerSpec:
             raise InputError("is blank", file=file, key=key)
     hidden, heads = merged["hidden"], merged["heads"]
     if not merged.get("head_dim") and hidden % heads:
-        raise InputError(f"does not divide hidden = {hidden}", file=file, key="heads", value=heads, hint="give head_dim")
+        what = f"does not divide hidden = {hidden}"
+        raise InputError(what, file=file, key="heads", value=heads, hint="give head_dim")
     merged["head_dim"] = merged.get("head_dim") or hidden // heads
     merged["kv_heads"] = merged.get("kv_heads") or heads
     merged["ffn"] = merged.get("ffn") or 4 * hidden

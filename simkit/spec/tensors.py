@@ -108,7 +108,7 @@ def _mlp(
     spec: TransformerSpec, names: tuple[str, ...], order: tuple[int, ...], width: int, layer: int, module: str = "mlp",
     *, bias: bool, role: str = "dense", repeat: int = 1,
 ) -> list[Tensor]:
-    """Two matrices, or with a gate three (SwiGLU, GeGLU; arXiv 2002.05202); two names and a gate = gate and up fused."""
+    """Two matrices, or with a gate three (GLU variants, arXiv 2002.05202); two names and a gate: fused."""
     h = spec.hidden
     if spec.gated_mlp and len(names) == 2:
         shapes = [(2 * width, h), (h, width)]

@@ -1,7 +1,8 @@
 """Any `nn.Module` as a Model: its forward pass is run on the meta device, where tensors have shapes but no values.
 
 The pass is recorded with two and with three samples; what differs grows with the batch, what does not is fixed. (One
-sample alone is special: transposes become free and other code paths are taken.) Matrix products count 2·m·n·k FLOPs per copy; fused attention counts 4·B·H·S_q·S_k·D, masked or not.
+sample alone is special: transposes become free and other code paths are taken.) Matrix products count 2·m·n·k FLOPs
+per copy; fused attention counts 4·B·H·S_q·S_k·D, masked or not.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ def from_callable(target: str) -> Model:
     """The network that ``package.module:callable`` returns or, being a class, is.
 
     The callable takes no arguments and is called under ``torch.device("meta")``, with the working directory importable.
-    Its inputs come from ``example_inputs(batch)`` or ``simkit_input`` (method or attribute of the module: a tensor, a tuple
-    or a dict of keywords); without either, tokens, images and vectors are tried in the order its first layer suggests.
+    Its inputs come from ``example_inputs(batch)`` or ``simkit_input`` (method or attribute of the module: a tensor, a
+    tuple or a dict of keywords); without either, tokens, images and vectors are tried in the order its first layer
+    suggests.
     Raises InputError where torch is missing, the target cannot be imported or called, or no input runs.
     """
     try:
@@ -49,7 +51,7 @@ def from_callable(target: str) -> Model:
 
 
 def from_module(module: Any, *, name: str) -> Model:
-    """The Model of an instance of `nn.Module`; it is moved to the meta device, so that it holds no values afterwards."""
+    """The Model of an instance of `nn.Module`; it is moved to the meta device and holds no values afterwards."""
     import torch
 
     module = module.to("meta")
@@ -99,7 +101,8 @@ def _instance(torch: Any, target: str) -> Any:
     if isinstance(found, torch.nn.Module):
         return found
     if not callable(found):
-        raise InputError("is not callable", key="model", value=target, hint="name a class or a function without arguments")
+        hint = "name a class or a function without arguments"
+        raise InputError("is not callable", key="model", value=target, hint=hint)
     try:
         with torch.device("meta"):
             module = found()
@@ -130,7 +133,8 @@ def _first_that_runs(
             return _record(torch, module, names, make(BATCHES[0])), label, make
         except Exception as error:
             reasons.append(f"{label}: {_reason(error)}")
-    raise InputError(f"runs with none of the {len(reasons)} inputs tried ({reasons[0]})", key="model", value=name, hint=HINT)
+    what = f"runs with none of the {len(reasons)} inputs tried ({reasons[0]})"
+    raise InputError(what, key="model", value=name, hint=HINT)
 
 
 def _candidates(torch: Any, module: Any) -> Iterator[tuple[str, Inputs]]:
@@ -144,7 +148,8 @@ def _candidates(torch: Any, module: Any) -> Iterator[tuple[str, Inputs]]:
     tokens = (f"tokens of shape (batch, {TOKENS})", lambda b: torch.zeros((b, TOKENS), dtype=torch.long, device="meta"))
 
     def floats(kind: str, *shape: int) -> tuple[str, Inputs]:
-        return f"{kind} of shape (batch, {', '.join(map(str, shape))})", lambda b: torch.empty((b, *shape), device="meta")
+        label = f"{kind} of shape (batch, {', '.join(map(str, shape))})"
+        return label, lambda b: torch.empty((b, *shape), device="meta")
 
     if isinstance(first, torch.nn.Embedding):
         yield tokens
@@ -157,7 +162,8 @@ def _candidates(torch: Any, module: Any) -> Iterator[tuple[str, Inputs]]:
     vectors = [] if width is None else [floats("vectors", width), floats("sequences", TOKENS, width)]
     if isinstance(first, torch.nn.MultiheadAttention):
         vectors.reverse()
-    yield from (*vectors, *images) if isinstance(first, (torch.nn.Linear, torch.nn.MultiheadAttention)) else (*images, *vectors)
+    vectors_first = isinstance(first, (torch.nn.Linear, torch.nn.MultiheadAttention))
+    yield from (*vectors, *images) if vectors_first else (*images, *vectors)
     yield tokens
 
 
