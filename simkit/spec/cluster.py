@@ -36,6 +36,7 @@ _USUAL_INTER: dict[tuple[str, str], tuple[str, int]] = {
     ("sxm", "blackwell"): ("ib-ndr", 8),
     ("superchip", "hopper"): ("ib-ndr", 1),
     ("superchip", "blackwell"): ("ib-ndr", 4),
+    ("soc", "blackwell"): ("200gbe-rdma", 1),
     ("oam", "cdna2"): ("200gbe-rdma", 4),
     ("oam", "cdna3"): ("400gbe-rdma", 8),
     ("oam", "cdna4"): ("400gbe-rdma", 8),
@@ -198,9 +199,8 @@ def _inner_name(part: _Part, group: Group, folders: tuple[str | Path, ...], cali
 
 def _usual(device: Device) -> tuple[str, int]:
     """The network that nodes of this device usually have."""
-    if device.gpus_per_node == 1 and device.form_factor in ("pcie", "soc", "socket"):
-        return "1gbe", 1
-    return _USUAL_INTER.get((device.form_factor, device.architecture), ("100gbe-rdma", 1))
+    other = ("1gbe", 1) if device.gpus_per_node == 1 else ("100gbe-rdma", 1)
+    return _USUAL_INTER.get((device.form_factor, device.architecture), other)
 
 
 def _inter(parts: tuple[_Part, ...], groups: tuple[Group, ...], inter: str | None, nics_per_node: int | None,
