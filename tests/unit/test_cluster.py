@@ -90,7 +90,8 @@ def test_contradictions_are_refused() -> None:
     [
         ("2x8xh100", "nvlink4", "ib-ndr", 8), ("2x8xa100", "nvlink3", "ib-hdr", 8),
         ("2x8xv100", "nvlink2", "ib-edr", 4),
-        ("2x8xa40", "pcie4x16", "100gbe-rdma", 1), ("2x8xb200", "nvlink5", "ib-ndr", 8), ("2x3080", None, "1gbe", 1), ("2xgb10", None, "200gbe-rdma", 1),
+        ("2x8xa40", "pcie4x16", "100gbe-rdma", 1), ("2x8xb200", "nvlink5", "ib-ndr", 8), ("2x3080", None, "1gbe", 1),
+        ("2xgb10", None, "200gbe-rdma", 1),
         ("2x8xmi300x", "xgmi", "400gbe-rdma", 8), ("2xp5.48xlarge", "nvlink4", "efa", 32),
         ("2xhkbu-2080ti", "pcie3x16", "10gbe", 1), ("1x8xh100", "nvlink4", None, 1), ("h100", None, None, 1),
     ],
