@@ -162,7 +162,7 @@ def _case(scenario: Scenario, varied: tuple[str, ...]) -> Case:
         str(v) if FIELDS[k].kind in ("str", "choice") else f"{k}={v}" for k, v in values.items() if v is not None
     )
     try:
-        report = predict_scenario(scenario)
+        report = predict_scenario(scenario, beside=False)
     except RefusedError as error:
         return Case(label=name or "scenario", values=values, reason=str(error))
     return Case(label=name or label(report), values=values, report=report)

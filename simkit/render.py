@@ -140,7 +140,7 @@ def to_json(value: Any) -> str:
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys joined by a dot (``memory.weights_gib``), lists of texts by `` | ``, an interval as ``.low``, ``.high``."""
+    """Nested keys joined by a dot (``memory.weights_gib``), lists by `` | ``, an interval as ``.low``, ``.high``."""
     flat: dict[str, Any] = {}
     for key, entry in value.items():
         name = f"{prefix}{key}"

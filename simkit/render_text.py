@@ -57,7 +57,7 @@ def _body(report: Report, width: int) -> list[Any]:
         parts += ["", _title("Who talks over what"), _pairs(groups, width)]
     changes = [(s.name, s.value, f"{s.elasticity:+.2f}", s.note) for s in report.sensitivities]
     if changes:
-        heads = ("1 % more of", "now", "step time, %", "")
+        heads = ("1 % more of", "now", "time a sample, %", "")
         parts += ["", _title("What would change it most"), _table(heads, changes, ("left", "right", "right", "left"))]
     if report.beside:
         parts += ["", _title("The same job elsewhere"), side_by_side(report, report.beside)]
