@@ -46,9 +46,9 @@ ENCODE_PASSES = 7.0
 """4-byte passes over the tensor: sign (read, write), pad (2), cast (2), pack (read); the packed words come on top."""
 VOTE_PASSES = 10.0
 """4-byte passes per vote: fill (1), expand (2), subtract (2), negate (2), transpose (2), sum (1)."""
-RESULT_PASSES = 18.0
+RESULT_PASSES = 17.0
 """4-byte passes per element once the votes are summed: the int64 sums (2), their signs (4), pack (2), then expand
-again: fill (1), expand (2), subtract (2), negate (2), to fp32 (2) and the last read (1)."""
+again: fill (1), expand (2), subtract (2), negate (2), to fp32 (2)."""
 LIVE_VOTES = 2.0
 
 

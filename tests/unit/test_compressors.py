@@ -186,6 +186,66 @@ def test_a_qr_is_a_chain_of_two_kernels_a_column() -> None:
     assert c.kernels[c.kind == QR].tolist() == [2.0]
 
 
+def test_acp_moves_the_bytes_of_its_reference_code() -> None:
+    """acpsgd.py line by line, in floats: _alternative_compress (P-step) and _bp_barrier."""
+    n, m, r = 64, 288, 4
+    plan = Plan(rank=r)
+    encode = acp_sgd.work(((n, m),), plan=plan, stage="encode").columns
+    streamed = [
+        2 * m * r,  # Q.copy_(orth(Q)): read, write
+        3 * n * m,  # M + E: two reads, one write
+        2 * n * r,  # P.copy_(...)
+        3 * n * m,  # M - P Q^T
+        3 * n * m,  # E.add_(...)
+    ]
+    memory = encode.kind == MEMORY
+    assert encode.nbytes[memory].sum() == 4.0 * sum(streamed)
+    assert encode.kernels[memory].sum() == len(streamed)
+    products = (n * m + m * r + n * r) + (n * r + m * r + n * m)
+    assert encode.nbytes[encode.kind == GEMM].sum() == 4.0 * products
+    decode = acp_sgd.work(((n, m),), plan=plan, stage="decode").columns
+    assert decode.nbytes[decode.kind == MEMORY].tolist() == [4.0 * (2 + 2) * n * m]  # copy_, div_
+
+
+def test_power_moves_the_bytes_of_its_reference_code() -> None:
+    """powerSGD_hook.py, in floats, on one matrix that is compressed, in one bucket with others."""
+    n, m, r = 64, 288, 4
+    plan = Plan(rank=r)
+    encode = power_sgd.work(((n, m),), plan=plan, stage="encode").columns
+    # into the bucket (2); add_ of the error (3); clone (2)
+    assert encode.nbytes[encode.kind == MEMORY].sum() == 4.0 * 7 * n * m
+    decode = power_sgd.work(((n, m),), plan=plan, stage="decode").columns
+    # Q.div_ (2); the new error (3); out of the bucket (2)
+    assert decode.nbytes[decode.kind == MEMORY].sum() == 4.0 * (2 * m * r + 3 * n * m + 2 * n * m)
+
+
+def test_sign_moves_the_bytes_of_its_reference_code() -> None:
+    """signSGD-with-Majority-Vote, packing / majority_vote / unpacking, in 4-byte words; 32 words hold 1024 signs."""
+    n, ranks, words = 1024, 8, 32
+    plan = Plan(fusion="none")
+    encode = sign_sgd.work(((n,),), plan=plan, stage="encode").columns
+    assert encode.nbytes.sum() == 4.0 * (2 * n + 2 * n + 2 * n + n + words)  # sign, cat, int32, pack
+    decode = sign_sgd.work(((n,),), plan=plan, stage="decode", ranks=ranks).columns
+    votes = ranks * n
+    expand = votes + 2 * votes + 2 * votes + 2 * votes  # ones, unpack, add_, neg
+    add_up = 2 * votes + votes + 2 * n  # contiguous, sum to int64
+    result = 4 * n + 2 * n + (1 + 2 + 2 + 2 + 2) * n  # sign, pack, expand again to fp32
+    packed = 3 * ranks * words  # stack: read, write; unpack: read
+    assert decode.nbytes.sum() == 4.0 * (expand + add_up + result + packed)
+
+
+def test_top_k_moves_what_its_selection_reads() -> None:
+    n, ranks = 10**6, 4
+    plan = Plan(density=0.001)
+    k = 1000
+    scattered = 2 * 32 + 8  # a sector each for value and error, and the pair itself
+    exact = topk_sgd.work(((n,),), plan=plan, stage="encode", selection="exact").columns.nbytes.sum()
+    # add the error (3), magnitudes (2), four digits and one gather (5)
+    assert exact == 4.0 * (3 + 2 + 5) * n + (12 + scattered) * k
+    decode = topk_sgd.work(((n,),), plan=plan, stage="decode", ranks=ranks).columns.nbytes.sum()
+    assert decode == 4.0 * n + ranks * k * scattered
+
+
 def test_sign_decoding_grows_with_the_ranks_and_encoding_does_not() -> None:
     shapes, plan = SHAPES["resnet-50"], Plan(method="sign-sgd")
     encode = [sign_sgd.work(shapes, plan=plan, stage="encode", ranks=w).columns.nbytes.sum() for w in (8, 32)]

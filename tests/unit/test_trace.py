@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from simkit.errors import InputError
-from simkit.timeline import Step, Timeline, schedule
+from simkit.timeline import Span, Step, Timeline, schedule
 from simkit.trace import chrome_trace, write_trace
 
 THIRD_S = 1e-3 / 3
@@ -136,6 +136,17 @@ def test_bad_input_is_one_line(tmp_path) -> None:
         chrome_trace(schedule(step(), spans=True), device_names=[])
     with pytest.raises(InputError, match="cannot be written"):
         write_trace(tmp_path / "absent" / "t.json", schedule(step(), spans=True))
+
+
+def test_rounding_never_makes_neighbours_overlap() -> None:
+    """Two sums of the same durations can differ by more than the grid of the trace on a long step."""
+    late = 1e-3 + 2e-9
+    spans = tuple(
+        Span(name=name, stream="compute", start_s=start, end_s=end, kind="forward")
+        for name, start, end in [("a", 0.0, late), ("b", 1e-3, 2e-3 + 2e-9), ("c", 2e-3, 3e-3 + 2e-9)]
+    )
+    timeline = Timeline(end_s=3e-3, breakdown={}, busy_s={}, comm_end_s=np.zeros(0), spans=spans)
+    assert check_nesting(chrome_trace(timeline)["traceEvents"]) == 4
 
 
 def test_a_step_without_exchange_still_nests() -> None:
