@@ -151,3 +151,21 @@ def test_jitter_is_seeded_and_independent_of_the_other_ranks() -> None:
     # A rank keeps its draws when ranks are added: the slowest of more ranks is never faster.
     assert simulate(step, jitter=0.1, seed=7, ranks=4).end_s >= first.end_s * (1 - 1e-12)
     assert simulate(step, jitter=0.0, ranks=2).end_s == simulate(step).end_s
+
+
+def test_jitter_keeps_the_mean_of_a_duration() -> None:
+    """exp(sigma z - sigma²/2) has mean 1 and variance exp(sigma²) - 1."""
+    sigma, runs = 0.5, 400
+    alone = Step(
+        forward_s=1.0,
+        backward_s=np.zeros(0),
+        ready=np.zeros(0, dtype=np.int64),
+        encode_s=np.zeros(0),
+        comm_s=np.zeros((1, 0)),
+        between_s=np.zeros((0, 0)),
+        decode_s=np.zeros(0),
+    )
+    drawn = np.array([simulate(alone, jitter=sigma, seed=s).end_s for s in range(runs)])
+    deviation = math.sqrt(math.exp(sigma**2) - 1)
+    assert drawn.mean() == pytest.approx(1.0, abs=3.5 * deviation / math.sqrt(runs))
+    assert drawn.std() == pytest.approx(deviation, rel=0.25)
