@@ -67,7 +67,7 @@ def count(
         "buffers": dict(model.buffers),
     }
     if isinstance(spec, TransformerSpec) and spec.kind != "vit":
-        length = _positive(seq_len or model.default_seq_len or 0)
+        length = _positive((model.default_seq_len or 0) if seq_len is None else seq_len)
         matmul = 2.0 * matmul_params(model)
         attention = attention_flops_per_token(spec, length, causal_halved=causal_halved)
         halved = "halved for the causal mask" if causal_halved and spec.causal else "counted in full"

@@ -21,8 +21,8 @@ class Tensor:
     module: the part it belongs to, used for break-downs: ``embedding attention.qkv attention.out attention.sinks
     cross_attention.qkv cross_attention.out mlp router experts shared_expert norm conv head``, ``linear`` in traced
     networks. `layer`: index of the repeated block, -1 outside. `role`: ``dense``, ``expert`` (routed experts) or
-    ``embedding`` (looked up, no matmul). `repeat`: this many equal tensors stand one after the other (the routed experts
-    of a layer), so that a 1,000-expert model stays a short list.
+    ``embedding`` (looked up, no matmul). `repeat`: this many equal tensors stand one after the other (the routed
+    experts of a layer), so that a 1,000-expert model stays a short list.
     """
 
     name: str

@@ -22,7 +22,7 @@ from simkit.spec.model import Model, TransformerSpec
 
 Row = Mapping[str, str]
 _CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-_TUNED = re.compile(r"-(?:hf|instruct|chat|base|it|uncased|cased)$", re.IGNORECASE)
+_TUNED = re.compile(r"[-_ ](?:hf|instruct|chat|base|it|uncased|cased)$", re.IGNORECASE)
 PRETRAIN_HEADS: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "bert": ("pooler", "mlm", "nsp"), "roberta": ("mlm",), "distilbert": ("mlm",),
 })
@@ -44,7 +44,7 @@ def model(
     if found is not None:
         return found
     path = Path(text)
-    if text.endswith(".json") or (text and ("/" in text or "\\" in text or path.suffix) and path.exists()):
+    if text.endswith(".json") or (text and ("/" in text or "\\" in text or path.suffix) and _exists(path)):
         return _from_path(str(path), _stamp(path))
     for file in map(str, models_files):
         found = _from_table(text, file, _stamp(Path(file)), seq_len)
@@ -56,7 +56,7 @@ def model(
         return found
     if _CALLABLE.fullmatch(text):
         return _from_callable(text)
-    if text and path.is_dir():
+    if text and _exists(path) and path.is_dir():
         return _from_path(str(path), _stamp(path))
     raise unknown("model", name_or_path, _all_names(tuple(map(str, models_files))), see="simkit models")
 
@@ -170,12 +170,19 @@ def shipped_table() -> Path | None:
     return path if path.is_file() else None
 
 
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
 def _stamp(path: Path) -> int:
     """Changes when the file does, so that an edited file is read again."""
     try:
         target = path / "config.json" if path.is_dir() else path
         return target.stat().st_mtime_ns
-    except OSError:
+    except (OSError, ValueError):
         return -1
 
 
