@@ -263,9 +263,10 @@ def run(rounds: Iterable[Round], topology: Topology, *, enter_s: Floats | None =
     while arrivals or state.heap or state.fluid.ids.size:
         begin = state.heap[0][0] if state.heap else math.inf
         enter = arrivals[-1][0] if arrivals else math.inf
-        until = min(begin, enter, now + state.fluid.until_next())
-        done = state.fluid.advance(max(until - now, 0.0))
-        now = until
+        # Steps, not dates, are compared: far from zero a date cannot hold the last bits of a short step.
+        step = max(min(begin - now, enter - now, state.fluid.until_next()), 0.0)
+        done = state.fluid.advance(step)
+        now += step
         if done.size:
             state.complete(done, now)
         while arrivals and arrivals[-1][0] <= now * (1 + _SAME):
