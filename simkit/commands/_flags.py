@@ -44,7 +44,7 @@ def parse(parser: Parser, arguments: list[str]) -> argparse.Namespace:
     args, extra = parser.parse_known_args(cleaned)
     if extra:
         hint = f"`{parser.prog} --help` lists the flags"
-        if re.fullmatch(r"(\d+x)+[A-Za-z].*", extra[0]):
+        if re.fullmatch(r"(\d+x)+\w[\w.+-]*", extra[0]):
             hint = f"write --cluster {extra[0]}"
         raise InputError("is not expected here", key="argument", value=extra[0], hint=hint)
     return args
@@ -171,7 +171,7 @@ def base_values(args: argparse.Namespace) -> dict[str, Any]:
     """The values of FILE with --set put in."""
     from simkit.spec.files import apply_set, read_scenario
 
-    if args.file and not os.path.exists(args.file) and re.fullmatch(r"(\d+x)+[A-Za-z][\w.+-]*", args.file):
+    if args.file and not os.path.exists(args.file) and re.fullmatch(r"(\d+x)+\w[\w.+-]*", args.file):
         raise InputError("does not exist", file=args.file, hint=f"for a cluster write --cluster {args.file}")
     values: dict[str, Any] = read_scenario(args.file) if args.file else {}
     return apply_set(values, args.set)

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
 
     names = [n for n in models.model_names() if not args.text or args.text.lower() in n.lower()]
     if not names:
-        raise unknown("model", args.text, models.model_names())
+        raise unknown("model", args.text, models.model_names(), see="simkit models")
     found = [models.model(name) for name in names]
     if args.json or args.csv:
         from simkit.render import rows_to_csv, to_json

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     from simkit.spec.files import write_text
     from simkit.trace import chrome_trace
 
-    report = predict_scenario(_flags.scenario(args), spans=True)
+    report = predict_scenario(_flags.scenario(args), spans=True, beside=False)
     if args.html:
         from simkit.plot import trace_page
 

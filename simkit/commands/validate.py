@@ -32,14 +32,14 @@ def configure(parser: _flags.Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from simkit import validate
+    from simkit.validate import score, summary, write_rows
 
     folders, models = _flags.profiles(args), tuple(args.models)
-    rows = validate.score(args.files, models=models, profiles=folders, calibration=not args.no_calibration)
-    found = validate.summary(rows)
+    rows = score(args.files, models=models, profiles=folders, calibration=not args.no_calibration)
+    found = summary(rows)
     if args.rows:
         try:
-            validate.write_rows(rows, Path(args.rows))
+            write_rows(rows, Path(args.rows))
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise InputError(f"cannot be written ({reason})", file=args.rows, hint="give a file to write") from None
