@@ -11,6 +11,8 @@ from simkit.spec.tensors import active_params, block_scales, mtp_tensors, positi
 FP32_BYTES = 4.0
 LONGEST_DEFAULT = 4096
 """A context window is no usual training length: the default sequence stops here."""
+ENCODER_DEFAULT = 128
+"""Nine tenths of BERT's pre-training steps (arXiv 1810.04805, appendix A.2)."""
 
 
 def build(
@@ -32,7 +34,7 @@ def build(
         name=name, workload="transformer", spec=spec, tensors=items,
         params_active=active_params(spec, items) if spec.experts else None,
         buffers=MappingProxyType(stored), extra_params=MappingProxyType(named),
-        input_kind="image" if vit else "tokens", default_seq_len=_default_seq_len(spec, seq_len),
+        input_kind="images" if vit else "tokens", default_seq_len=_default_seq_len(spec, seq_len),
         source=source, notes=notes, dtype=dtype,
     )
 
@@ -40,6 +42,6 @@ def build(
 def _default_seq_len(spec: TransformerSpec, seq_len: int | None) -> int | None:
     if spec.kind == "vit":
         return spec.position_rows or (spec.image_size // spec.patch) ** 2 + 1
-    if spec.model_type == "roberta" and spec.max_positions:
-        return spec.max_positions - 2
+    if spec.kind == "encoder":
+        return ENCODER_DEFAULT
     return min(spec.max_positions or position_rows(spec, seq_len) or LONGEST_DEFAULT, LONGEST_DEFAULT)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from simkit.errors import unknown
+from simkit.errors import InputError, unknown
 from simkit.spec.model import ConvLayer, ConvSpec, Model, Tensor
 
 RESNETS: Mapping[str, tuple[bool, tuple[int, int, int, int]]] = MappingProxyType({
@@ -33,6 +33,8 @@ VGGS: Mapping[str, tuple[int, int, int, int, int]] = MappingProxyType({
 
 IMAGE_SIZE = 224
 CLASSES = 1000
+VGG_GRID = 7
+"""Side that the adaptive pool of VGG leaves to its classifier."""
 WIDTHS = (64, 128, 256, 512)
 
 
@@ -41,19 +43,27 @@ def names() -> tuple[str, ...]:
     return (*RESNETS, *VGGS, *(f"{name}-bn" for name in VGGS))
 
 
-def build(name: str) -> Model:
-    """The network of that name. Raises InputError naming the nearest one."""
+def build(name: str, *, image_size: int = IMAGE_SIZE) -> Model:
+    """The network of that name for square images. Raises InputError naming the nearest one, or for images too small."""
+    if image_size < 32:
+        raise InputError("is below 32, the stride of the whole network", key="image_size", value=image_size)
     if name in RESNETS:
-        return resnet(name)
+        return resnet(name, image_size)
     if name.removesuffix("-bn") in VGGS:
-        return vgg(name)
+        return vgg(name, image_size)
     raise unknown("convolutional network", name, names())
+
+
+def resized(net: Model, image_size: int) -> Model:
+    """The same network at another image size: parameters stay, feature maps change."""
+    return build(net.name, image_size=image_size)
 
 
 class _Net:
     """Collects operators and tensors while the builders walk through a network."""
 
     def __init__(self, channels: int, side: int) -> None:
+        self.image_size = side
         self.layers: list[ConvLayer] = []
         self.tensors: list[Tensor] = []
         self.statistics = 0
@@ -95,19 +105,20 @@ class _Net:
     def model(self, name: str, source: str) -> Model:
         buffers = {"batch_norm_statistics": self.statistics * 4.0} if self.statistics else {}
         return Model(
-            name=name, workload="convnet", input_kind="image", tensors=tuple(self.tensors), source=source, dtype="fp32",
-            spec=ConvSpec(layers=tuple(self.layers), image_size=IMAGE_SIZE), buffers=MappingProxyType(buffers),
+            name=name, workload="convnet", input_kind="images", tensors=tuple(self.tensors), source=source,
+            dtype="fp32",
+            spec=ConvSpec(layers=tuple(self.layers), image_size=self.image_size), buffers=MappingProxyType(buffers),
         )
 
 
-def resnet(name: str) -> Model:
+def resnet(name: str, image_size: int = IMAGE_SIZE) -> Model:
     """ResNet: a 7x7 stem, four stages of residual blocks, global average pool, one linear layer.
 
     Execution order is main branch, then the projection of the shortcut, then the addition; this is also the order of
     registration in torchvision.
     """
     bottleneck, depths = RESNETS[name]
-    net = _Net(3, IMAGE_SIZE)
+    net = _Net(3, image_size)
     net.conv("conv1", 64, 7, 2)
     net.bn("bn1")
     net.pointwise("relu", "relu")
@@ -140,11 +151,11 @@ def _residual_block(net: _Net, at: str, width: int, stride: int, bottleneck: boo
     net.pointwise("relu", f"{at}.relu")
 
 
-def vgg(name: str) -> Model:
+def vgg(name: str, image_size: int = IMAGE_SIZE) -> Model:
     """VGG: five stages of 3x3 convolutions with bias, each closed by a 2x2 max pool, then 4096-4096-1000."""
     depths = VGGS[name.removesuffix("-bn")]
     normed = name.endswith("-bn")
-    net = _Net(3, IMAGE_SIZE)
+    net = _Net(3, image_size)
     position, index = 0, 0
     for depth, width in zip(depths, (*WIDTHS, 512), strict=True):
         for _ in range(depth):
@@ -156,6 +167,9 @@ def vgg(name: str) -> Model:
             index += 1
         net.pool("maxpool", f"features.{position}", net.side // 2, kernel=2, stride=2)
         position += 1
+    if net.side != VGG_GRID:
+        stride = max(net.side // VGG_GRID, 1)
+        net.pool("avgpool", "avgpool", VGG_GRID, kernel=stride, stride=stride)
     for i, width in ((0, 4096), (3, 4096), (6, CLASSES)):
         net.linear(f"classifier.{i}", width)
         if i < 6:

@@ -55,7 +55,8 @@ def _read(path: Path) -> tuple[Mapping[str, Any], str]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read ({type(error).__name__})", file=str(path), hint="give a config.json") from None
+        what = f"cannot be read ({type(error).__name__})"
+        raise InputError(what, file=str(path), hint="give a config.json") from None
     except json.JSONDecodeError as error:
         raise InputError(
             f"is no valid JSON at line {error.lineno} column {error.colno} ({error.msg})", file=str(path),

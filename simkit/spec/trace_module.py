@@ -78,7 +78,7 @@ def from_module(module: Any, *, name: str) -> Model:
         name=name, workload="traced", tensors=tensors, source=f"traced from {name}", notes=tuple(notes),
         spec=TracedSpec(ops=tuple(ops), buffer_elements=sum(b.numel() for _, b in module.named_buffers())),
         buffers=MappingProxyType({"buffers": sum(buffers.values())} if buffers else {}),
-        input_kind="image" if image else "tokens" if tokens else "samples",
+        input_kind="images" if image else "tokens" if tokens else "samples",
         default_seq_len=TOKENS if tokens else None,
     )
 

@@ -11,8 +11,10 @@ import pytest
 
 from simkit.count import count, flops_per_sample
 from simkit.errors import InputError
+from simkit.program import basis
 from simkit.spec.model import Model, TracedSpec
 from simkit.spec.models import model
+from simkit.workloads import Numerics, program
 
 torch = pytest.importorskip("torch", reason="tracing needs torch")
 
@@ -174,7 +176,7 @@ def test_resnet_18_equals_the_network_written_down(nets: Path) -> None:
     assert [t.shape for t in net.tensors] == [t.shape for t in known.tensors]
     assert flops_per_sample(net) == flops_per_sample(known)
     assert flops_per_sample(net) / 2e9 == pytest.approx(1.81, abs=0.005)  # torchvision prints 1.81 GMAC
-    assert net.input_kind == "image"
+    assert net.input_kind == "images"
     assert len(ops(net, "conv")) == 20
 
 
@@ -244,6 +246,22 @@ def test_functional_is_left_as_it_was(nets: Path) -> None:
     model.__globals__["_from_callable"].cache_clear()
     traced("Attention")
     assert torch.nn.functional.scaled_dot_product_attention is before
+
+
+def test_workload_of_a_trace_agrees_with_the_network_written_down(nets: Path) -> None:
+    """ResNet-18 both ways: the same FLOPs, the same gradients in the same order, the same activations."""
+    numerics = Numerics(element_bytes=4.0)
+    a, b = program(traced("ResNet18"), numerics), program(model("resnet-18"), numerics)
+    monomials = basis(64, 0)
+    assert a.model_flops @ monomials == b.model_flops @ monomials
+    assert list(a.tensor_index) == list(b.tensor_index)
+    saved = [float((p.forward.at(monomials)[1] * p.forward.counts).sum()) for p in (a, b)]
+    assert saved[0] == pytest.approx(saved[1], rel=0.01)
+    rows = [p.backward.at(monomials)[0] for p in (a, b)]
+    flops = [
+        float((2 * r.batch * r.m * r.n * r.k * p.backward.counts).sum()) for r, p in zip(rows, (a, b), strict=True)
+    ]
+    assert flops[0] == pytest.approx(flops[1], rel=0.01)
 
 
 def test_counts_of_a_traced_network(nets: Path) -> None:
