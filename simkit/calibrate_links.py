@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simkit.calibrate_samples import Row, Sample, samples
 from simkit.collectives import ring
 from simkit.collectives._law import LAUNCH_S, law
 from simkit.errors import InputError
-from simkit.network import collective, said_eager, said_p2p
+from simkit.network import collective
 from simkit.spec.hardware import Cluster, Device, Fit, Group, Link
 
-Row = Mapping[str, str]
 Floats = NDArray[np.float64]
 MARKER = "# --- fitted: written by simkit calibrate, do not edit by hand ---"
 _FULL_LAW_ROWS = 8  # below this only the constants that the rows show are fitted
@@ -38,68 +38,6 @@ _SOFT = 0.1
 # A fit pooled over devices speaks for the link itself only if it looks like the link: outside of this share of the line
 # rate the hosts (sockets, bridges, switches), not the link, made the number.
 _PLAUSIBLE = (0.25, 1.2)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One measured call. eager: the time includes the launch by the host; staged: through host memory, without P2P."""
-
-    link: str
-    inter: str
-    device: str
-    op: str
-    engine: str
-    staged: bool
-    eager: bool
-    ranks: int
-    per_node: int
-    nics: int
-    nbytes: float
-    seconds: float
-    lab: str
-    table: str
-
-
-def seconds_of(row: Row) -> float | None:
-    """The seconds of a row; a busbw row is turned round with the nccl-tests factor. None for any other metric."""
-    value = float(row["value"])
-    if row["metric"] == "time_s":
-        return value
-    if row["metric"] == "busbw":
-        return float(ring.wire_bytes(row["op"], ranks=int(row["ranks"]), nbytes=float(row["bytes"]))) / value
-    return None
-
-
-def samples(tables: Mapping[str, Sequence[Row]]) -> list[Sample]:
-    """The rows of the tables that are collectives with a value, in the order of the tables."""
-    found = []
-    for table, rows in tables.items():
-        for row in rows:
-            if not row.get("bytes") or row.get("op", "") not in ring.OPS or not row.get("value"):
-                continue
-            seconds = seconds_of(row)
-            if seconds is None or seconds <= 0:
-                continue
-            engine = row.get("engine") or "nccl"
-            found.append(
-                Sample(
-                    link=row.get("intra", ""),
-                    inter=row.get("inter", ""),
-                    device=row["device"],
-                    op=row["op"],
-                    engine="" if engine == "nccl" else engine,
-                    ranks=int(row["ranks"]),
-                    per_node=int(row.get("gpus_per_node") or row["ranks"]),
-                    nics=int(row.get("nics_per_node") or 1),
-                    nbytes=float(row["bytes"]),
-                    seconds=seconds,
-                    lab=row.get("source", "").partition("@")[0].partition(" ")[0].rstrip(":"),
-                    table=table,
-                    staged=said_p2p(row) is False,
-                    eager=said_eager(row),
-                )
-            )
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

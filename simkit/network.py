@@ -21,7 +21,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -101,7 +100,7 @@ def place(cluster: Cluster, ranks: Num | Sequence[int] | None = None, *, stride:
     if isinstance(ranks, (list, tuple)):
         return _place_list(cluster, ranks)
     size: Num = cluster.gpus if ranks is None else ranks
-    if np.any(np.asarray(size) < 1) or np.any((np.asarray(size) - 1) * stride >= cluster.gpus):
+    if np.any(np.less(size, 1)) or np.any((np.asarray(size) - 1) * stride >= cluster.gpus):
         what = f"does not fit {cluster.gpus} GPUs of {cluster.spec}" + (f" with stride {stride}" if stride > 1 else "")
         raise InputError(what, key="ranks", value=ranks, hint="use 1 up to the GPUs of the cluster")
     if len({g.gpus_per_node for g in cluster.groups}) > 1 and np.ndim(size) == 0:
@@ -218,9 +217,13 @@ def _root(at: Placement, t: _Tiers, inner_share: Num, outer_share: Num) -> Num:
     return inner + t.inter.ramp(at.nodes) * some(at.nodes) * np.sqrt(outer_share)
 
 
-def _double_tree_line(op: str, at: Placement, t: _Tiers) -> _Line:
+def _double_tree_line(op: str, at: Placement, t: _Tiers, cluster: Cluster) -> _Line:
     check(op, plugins.get("simkit.collectives", "double-tree").OPS, "double-tree")
     inner, outer = np.minimum(at.per_node - 1, 2), np.minimum(at.nodes - 1, 2)
+    if cluster.intra is not None and cluster.intra.transport == "pcie":
+        # Two nodes could exchange S instead of 2 S, and on NVLink nodes they do. On PCIe nodes the measured exchange of
+        # two nodes is a ring's (4 RTX 2080 Ti each, 10 GbE: 1.15 GB/s of bus bandwidth), as NCCL's 2 S/B would have it.
+        outer = np.where(at.per_node > 1, 2 * some(at.nodes), outer)[()]
     latency = t.intra.a_s * some(at.per_node) + 2 * (at.per_node - 1) * t.intra.step_s
     latency = latency + 2 * log2_floor(at.nodes) * t.inter.step_s + t.inter.a_s * some(at.nodes)
     per_byte = np.maximum(inner * t.intra_spB, outer * t.inter_spB)
@@ -252,12 +255,12 @@ def _other_line(op: str, at: Placement, t: _Tiers, algorithm: str) -> _Line:
     return _Line(algorithm=algorithm, latency_s=latency, root=_root(at, t, wire, wire), per_byte_s=per_byte)
 
 
-def _lines(op: str, at: Placement, t: _Tiers, algorithm: str | None) -> list[_Line]:
+def _lines(op: str, at: Placement, t: _Tiers, cluster: Cluster, algorithm: str | None) -> list[_Line]:
     """The candidates: the one asked for, or those NCCL's tuner would weigh."""
     key = (algorithm or "auto").replace("_", "-")
     special: dict[str, Callable[[], _Line]] = {
         "ring": lambda: _ring_line(op, at, t),
-        "double-tree": lambda: _double_tree_line(op, at, t),
+        "double-tree": lambda: _double_tree_line(op, at, t, cluster),
         "hierarchical": lambda: _hierarchical_line(op, at, t),
     }
     if key != "auto":
@@ -303,7 +306,7 @@ def collective(
     check(op, ALL_OPS, "a collective")
     at = ranks if isinstance(ranks, Placement) else place(cluster, ranks, stride=stride)
     t = _tiers(op, at, cluster, engine)
-    lines = _lines(op, at, t, algorithm)
+    lines = _lines(op, at, t, cluster, algorithm)
     every = [line.seconds(nbytes) for line in lines]
     seconds = np.maximum(np.minimum.reduce(every), t.intra.floor_s if eager else 0.0)
     at_largest = [float(np.max(line.seconds(np.max(nbytes)))) for line in lines]
@@ -343,14 +346,12 @@ def seconds_fn(
     stride: int = 1,
     algorithm: str | None = None,
     engine: str = "",
-) -> Callable[[Num], Any]:
+) -> Callable[[Num], Num]:
     """The same as `collective(...).seconds` with everything but the bytes worked out beforehand: a few microseconds."""
     check(op, ALL_OPS, "a collective")
     at = ranks if isinstance(ranks, Placement) else place(cluster, ranks, stride=stride)
-    lines = _lines(op, at, _tiers(op, at, cluster, engine), algorithm)
+    lines = _lines(op, at, _tiers(op, at, cluster, engine), cluster, algorithm)
     first, rest = lines[0], lines[1:]
-    if not rest:
-        return first.seconds
 
     def seconds(nbytes: Num) -> Num:
         best = first.seconds(nbytes)
