@@ -84,7 +84,12 @@ def count(
     else:
         out["flops_per_sample_forward"] = flops_per_sample(model)
     out |= {"source": model.source, "notes": list(model.notes)}
-    return out
+    return {key: _whole(value) for key, value in out.items()}
+
+
+def _whole(value: Any) -> Any:
+    """A count that happens to be held as a float, as an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _positive(seq_len: int) -> int:

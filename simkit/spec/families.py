@@ -10,7 +10,7 @@ import math
 import tomllib
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from simkit.errors import InputError
@@ -64,7 +64,7 @@ _PLAIN = (
 @cache
 def families() -> dict[str, dict[str, Any]]:
     """``zoo/families.toml`` with every `like` resolved."""
-    raw = tomllib.loads(files("simkit.spec.zoo").joinpath("families.toml").read_text(encoding="utf-8"))
+    raw = tomllib.loads((Path(__file__).parent / "zoo" / "families.toml").read_text(encoding="utf-8"))
 
     def resolve(name: str) -> dict[str, Any]:
         own = dict(raw[name])
@@ -196,6 +196,8 @@ def _window(config: Config, fields: dict[str, Any]) -> None:
         period = full[0] + 1 if full else 1
         if len(full) == len(kinds):
             del fields["window"]
+        elif full != list(range(period - 1, len(kinds), period)) and full:
+            raise config.error("mixes full and sliding attention without a period", "layer_types", hint="not supported")
     if period is not None:
         fields["window_period"] = period
 
@@ -303,6 +305,23 @@ def _deepseek_v2(config: Config, fields: dict[str, Any]) -> None:
         fields["router_bias"] = True
 
 
+def _use_bias(config: Config, fields: dict[str, Any]) -> None:
+    """One key for every linear layer of the blocks."""
+    bias = config.flag("use_bias")
+    fields |= {"qkv_bias": bias, "out_bias": bias, "mlp_bias": bias}
+
+
+def _stablelm(config: Config, fields: dict[str, Any]) -> None:
+    fields["qkv_bias"] = config.flag("use_qkv_bias")
+    if config.flag("use_parallel_residual"):
+        fields |= {"parallel_residual": True, "norms_per_layer": 1}
+
+
+def _internlm2(config: Config, fields: dict[str, Any]) -> None:
+    bias = config.flag("bias")
+    fields |= {"qkv_bias": bias, "out_bias": bias}
+
+
 def _gpt_neox(config: Config, fields: dict[str, Any]) -> None:
     if config.raw("use_parallel_residual") is not None:
         fields["parallel_residual"] = config.flag("use_parallel_residual")
@@ -311,4 +330,5 @@ def _gpt_neox(config: Config, fields: dict[str, Any]) -> None:
 RULES: Mapping[str, Callable[[Config, dict[str, Any]], None]] = {
     "falcon": _falcon, "chatglm": _chatglm, "qwen": _qwen1, "mpt": _mpt, "opt": _opt, "t5": _t5, "vit": _vit,
     "gpt_bigcode": _multi_query, "deepseek_v2": _deepseek_v2, "gpt_neox": _gpt_neox,
+    "starcoder2": _use_bias, "stablelm": _stablelm, "internlm2": _internlm2,
 }

@@ -113,6 +113,12 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType({
         attention_order=("k", "v", "q", "out"), mlp=("fc1", "fc2"), norms=("self_attn_layer_norm", "final_layer_norm"),
         block_order=("attention", "norm0", "mlp", "norm1"), final_norm="model.decoder.final_layer_norm",
     ),
+    "starcoder2": replace(LLAMA, mlp=("mlp.c_fc", "mlp.c_proj")),
+    "internlm2": replace(
+        LLAMA, embed="model.tok_embeddings", qkv=("attention.wqkv",), out="attention.wo", attention_order=("q", "out"),
+        mlp=("feed_forward.w1", "feed_forward.w3", "feed_forward.w2"), norms=("attention_norm", "ffn_norm"),
+        head="output",
+    ),
     "phi": replace(
         LLAMA, out="self_attn.dense", mlp=("mlp.fc1", "mlp.fc2"), norms=("input_layernorm",),
         block_order=("attention", "mlp", "norm0"), final_norm="model.final_layernorm",

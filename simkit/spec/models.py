@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
-from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 
@@ -40,12 +39,12 @@ def model(
     Raises InputError for unknown names (with the nearest known one) and for anything malformed behind a path.
     """
     text = str(name_or_path).strip()
+    path = Path(text)
+    if text.endswith(".json") or ("/" in text and _exists(path)):
+        return _from_path(str(path), _stamp(path))
     found = _from_zoo(text)
     if found is not None:
         return found
-    path = Path(text)
-    if text.endswith(".json") or (text and ("/" in text or "\\" in text or path.suffix) and _exists(path)):
-        return _from_path(str(path), _stamp(path))
     for file in map(str, models_files):
         found = _from_table(text, file, _stamp(Path(file)), seq_len)
         if found is not None:
@@ -101,7 +100,7 @@ def normalise(name: str) -> str:
 
 @cache
 def _zoo_rows() -> tuple[Row, ...]:
-    text = files("simkit.spec.zoo").joinpath("transformers.csv").read_text(encoding="utf-8")
+    text = (Path(__file__).parent / "zoo" / "transformers.csv").read_text(encoding="utf-8")
     return tuple(csv.DictReader(text.splitlines()))
 
 
@@ -127,7 +126,7 @@ def _spellings(name: str) -> list[str]:
 
 
 def _from_zoo(text: str) -> Model | None:
-    if text.startswith((".", "/", "~")) or text.endswith(".json"):
+    if text.startswith((".", "/", "~")):
         return None
     index = _zoo_index()
     key = next((index[s] for s in _spellings(text) if s in index), None)
@@ -163,6 +162,8 @@ def zoo_fact(name: str, column: str) -> str:
 
 def shipped_table() -> Path | None:
     """The table of architectures that only measured tables name; None where it is not installed."""
+    from importlib.resources import files
+
     try:
         path = Path(str(files("simkit.validation").joinpath("models.csv")))
     except ModuleNotFoundError:

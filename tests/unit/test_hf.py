@@ -224,6 +224,31 @@ def test_public_configuration(name: str) -> None:
     assert kv_cache_bytes(found, 100_000) == kv_cache_bytes(zoo, 100_000)
 
 
+@pytest.mark.parametrize(
+    ("config", "published"),
+    [
+        # Sizes of the checkpoints on the Hub, two bytes a parameter.
+        ({"model_type": "starcoder2", "vocab_size": 49152, "hidden_size": 4608, "intermediate_size": 18432,
+          "num_hidden_layers": 32, "num_attention_heads": 36, "num_key_value_heads": 4, "use_bias": True}, 7173923840),
+        ({"model_type": "stablelm", "vocab_size": 100352, "hidden_size": 2048, "intermediate_size": 5632,
+          "num_hidden_layers": 24, "num_attention_heads": 32, "num_key_value_heads": 32, "use_qkv_bias": True},
+         1644515328),
+        ({"model_type": "stablelm"}, 2795443200),
+        ({"model_type": "cohere"}, 34980831232),
+        ({"model_type": "internlm2", "vocab_size": 92544, "hidden_size": 4096, "intermediate_size": 14336,
+          "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "bias": False}, 7737708544),
+    ],
+)
+def test_further_families(config: dict[str, Any], published: int) -> None:
+    assert from_config(config).params == published
+
+
+def test_layer_types_without_a_period_are_refused() -> None:
+    config = {**PUBLIC["gpt-oss-20b"][0], "layer_types": ["sliding_attention"] * 3 + ["full_attention"] * 2}
+    with pytest.raises(InputError, match="layer_types"):
+        from_config(config)
+
+
 def test_nested_text_and_vision_of_gemma_3() -> None:
     """The public config.json of gemma-3-4b leaves heads, head_dim and vocabulary to the defaults of its class."""
     config = {
@@ -290,6 +315,13 @@ def test_folder_file_and_object_agree(tmp_path: Path) -> None:
     assert from_config(tmp_path).params == from_config(tmp_path / "config.json").params == from_config(LLAMA).params
     assert model(str(tmp_path)).params == 6738415616
     assert model(str(tmp_path / "config.json")).name == tmp_path.name
+
+
+def test_a_folder_wins_over_the_zoo_name_it_ends_in(tmp_path: Path) -> None:
+    folder = tmp_path / "gpt2"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    assert model(str(folder)).params == 6738415616
 
 
 @pytest.mark.parametrize(
