@@ -28,10 +28,14 @@ from simkit import plugins
 from simkit.collectives import hierarchical, ring
 from simkit.collectives._common import ALL_OPS, Num, check, log2_floor, some
 from simkit.collectives._law import STAGED, Law, latency_factor, law, slowest
+from simkit.collectives._place import Placement, place
 from simkit.errors import InputError
-from simkit.spec.hardware import Cluster, Device
+from simkit.spec.hardware import Cluster, Device, Link
 from simkit.units import format_bytes
 
+__all__ = [
+    "CollectiveCost", "Placement", "collective", "place", "predict_row", "said_eager", "said_p2p", "seconds_fn",
+]  # fmt: skip
 _FREE = Law(evidence="one rank a node: no link inside the node is used")
 _LOCAL = Law(evidence="one node: no network is used")
 # Usable byte/s of one PCIe lane per generation: line rate after coding, PCI-SIG base specifications 1 to 6.
@@ -39,25 +43,7 @@ _PCIE_LANE_Bps: Mapping[int, float] = MappingProxyType(
     {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """Where a group sits: its size, the nodes it touches, the ranks on the fullest of them, and who shares the NICs.
-
-    sharing: how many groups use the NICs of one node at the same time. ranks, nodes, per_node may be arrays.
-    """
-
-    ranks: Num
-    nodes: Num
-    per_node: Num
-    sharing: Num = 1
-    devices: tuple[Device, ...] = ()
-
-    @property
-    def tier(self) -> str:
-        """``intra``, ``inter`` or ``intra+inter``; ``none`` for one rank."""
-        parts = [name for name, used in (("intra", self.per_node), ("inter", self.nodes)) if np.any(used > 1)]
-        return "+".join(parts) or "none"
+_PCIE_LATENCY_s = 1e-6  # one ring step over PCIe, LL protocol: NCCL graph/tuning.cc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,58 +75,6 @@ class _Line:
         return self.latency_s + self.root * np.sqrt(nbytes) + nbytes * self.per_byte_s
 
 
-def place(cluster: Cluster, ranks: Num | Sequence[int] | None = None, *, stride: int = 1) -> Placement:
-    """Finds the nodes of a group of ranks; ranks are numbered node by node.
-
-    ranks: None = all GPUs; a size (or an array of sizes) = ranks 0, stride, 2 stride, ...; a list or tuple = these rank
-    numbers. With a stride the `stride` sibling groups are taken to communicate at the same time and share the NICs, as
-    data-parallel groups do when tensor-parallel ranks are neighbours.
-    Raises InputError for ranks the cluster does not have.
-    """
-    if isinstance(ranks, (list, tuple)):
-        return _place_list(cluster, ranks)
-    size: Num = cluster.gpus if ranks is None else ranks
-    if np.any(np.less(size, 1)) or np.any((np.asarray(size) - 1) * stride >= cluster.gpus):
-        what = f"does not fit {cluster.gpus} GPUs of {cluster.spec}" + (f" with stride {stride}" if stride > 1 else "")
-        raise InputError(what, key="ranks", value=ranks, hint="use 1 up to the GPUs of the cluster")
-    if len({g.gpus_per_node for g in cluster.groups}) > 1 and np.ndim(size) == 0:
-        return _place_list(cluster, range(0, int(size) * stride, stride), sharing=stride)
-    gpus = min(g.gpus_per_node for g in cluster.groups)
-    per_node = np.minimum(size, max(1, gpus // stride))
-    nodes = np.maximum(-(-size // per_node), 1)
-    return Placement(
-        ranks=size, nodes=nodes, per_node=per_node, sharing=min(stride, gpus), devices=_used(cluster, size, stride)
-    )
-
-
-def _used(cluster: Cluster, size: Num, stride: int) -> tuple[Device, ...]:
-    last = int(np.max(size) - 1) * stride
-    found, first = [], 0
-    for group in cluster.groups:
-        if first <= last:
-            found.append(group.device)
-        first += group.gpus
-    return tuple(found)
-
-
-def _place_list(cluster: Cluster, ranks: Sequence[int], *, sharing: int = 1) -> Placement:
-    sizes = np.concatenate([np.full(g.nodes, g.gpus_per_node) for g in cluster.groups])
-    kinds = np.repeat(np.arange(len(cluster.groups)), [g.nodes for g in cluster.groups])
-    where = np.asarray(ranks, dtype=np.int64)
-    if where.size == 0 or where.min() < 0 or where.max() >= cluster.gpus:
-        raise InputError(f"names ranks outside 0..{cluster.gpus - 1}", key="ranks", value=list(ranks))
-    node = np.searchsorted(np.cumsum(sizes), where, side="right")
-    nodes, counts = np.unique(node, return_counts=True)
-    devices = tuple(cluster.groups[k].device for k in np.unique(kinds[nodes]))
-    return Placement(
-        ranks=int(where.size),
-        nodes=int(nodes.size),
-        per_node=int(counts.max()),
-        sharing=min(sharing, int(sizes[nodes].min())),
-        devices=devices,
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tiers:
     """The two laws a group uses and the rates they give it; 1/rate is 0 where the tier is not crossed."""
@@ -151,22 +85,17 @@ class _Tiers:
     inter_spB: Num
 
 
-def _staged(cluster: Cluster) -> bool:
-    return not cluster.p2p and cluster.intra is not None and cluster.intra.transport == "pcie"
-
-
 def _tiers(op: str, at: Placement, cluster: Cluster, engine: str) -> _Tiers:
     inside, across = np.any(at.per_node > 1), np.any(at.nodes > 1)
     if inside and cluster.intra is None:
         raise InputError("is needed by ranks of one node", key="intra", hint="name a link profile or RATE@LATENCY")
     if across and cluster.inter is None:
         raise InputError("is needed by ranks on several nodes", key="inter", hint="name a link profile or RATE@LATENCY")
-    devices = [d.name for d in at.devices]
     intra, inter = _FREE, _LOCAL
     if inside and cluster.intra:
-        intra = slowest([law(cluster.intra, op, d, staged=_staged(cluster), engine=engine) for d in devices])
+        intra = slowest([_inner_law(op, at, cluster, d, cluster.intra, engine) for d in at.devices])
     if across and cluster.inter:
-        inter = slowest([law(cluster.inter, op, d) for d in devices])
+        inter = slowest([law(cluster.inter, op, d.name) for d in at.devices])
     rate = _node_Bps(at, cluster, inter) if across else math.inf
     return _Tiers(
         intra=intra,
@@ -176,14 +105,29 @@ def _tiers(op: str, at: Placement, cluster: Cluster, engine: str) -> _Tiers:
     )
 
 
+def _inner_law(op: str, at: Placement, cluster: Cluster, device: Device, link: Link, engine: str) -> Law:
+    """The law inside the node; a bridge joins only `max_ranks` cards, a larger group also crosses the PCIe slots."""
+    if link.max_ranks is None or np.max(at.per_node) <= link.max_ranks:
+        staged = not cluster.p2p and link.transport == "pcie"
+        return law(link, op, device.name, staged=staged, engine=engine)
+    slot = f"PCIe {device.pcie_generation} x{device.pcie_lanes}"
+    rate = _slot_Bps(device)
+    pcie = Link(name=f"{slot} (more than the {link.max_ranks} ranks of {link.name})", title=slot, scope="gpu", Bps=rate,
+                latency_s=_PCIE_LATENCY_s, transport="pcie")  # fmt: skip
+    return law(pcie, op, device.name, staged=not device.p2p)
+
+
+def _slot_Bps(device: Device) -> float:
+    return _PCIE_LANE_Bps.get(device.pcie_generation, math.inf) * device.pcie_lanes
+
+
 def _node_Bps(at: Placement, cluster: Cluster, inter: Law) -> Num:
     """What the NICs of a node carry for this group in one direction, in byte/s."""
     gpus = min(g.gpus_per_node for g in cluster.groups)
     nics = np.minimum(cluster.nics_per_node / at.sharing, at.per_node * -(-cluster.nics_per_node // gpus))
     wide_area = cluster.inter is not None and cluster.inter.scope == "wan"
     rate = inter.rate_Bps(at.nodes) * (1 if wide_area else nics)
-    slots = [_PCIE_LANE_Bps.get(d.pcie_generation, math.inf) * d.pcie_lanes for d in at.devices]
-    slot_Bps = min(slots, default=math.inf)
+    slot_Bps = min(map(_slot_Bps, at.devices), default=math.inf)
     rate = np.minimum(rate, at.per_node * slot_Bps)
     if not cluster.p2p:
         rate = np.minimum(rate, np.minimum(at.per_node, np.ceil(nics)) * _host_Bps(at, cluster, slot_Bps))
@@ -319,7 +263,7 @@ def collective(
         Bps=rate,
         algorithm=best.algorithm,
         tier=at.tier,
-        bound=_bound(best, float(np.max(nbytes)), at, t, cluster),
+        bound=_bound(best, float(np.max(nbytes)), t),
         evidence=tuple(one.evidence for one in _crossed(t)),
         kind="assumed" if "assumed" in {one.kind for one in _crossed(t)} else "fitted",
         warnings=_warnings(at, nbytes, t),
@@ -330,12 +274,13 @@ def _crossed(t: _Tiers) -> list[Law]:
     return [one for one in (t.intra, t.inter) if one is not _FREE and one is not _LOCAL]
 
 
-def _bound(line: _Line, nbytes: float, at: Placement, t: _Tiers, cluster: Cluster) -> str:
+def _bound(line: _Line, nbytes: float, t: _Tiers) -> str:
+    if not np.any(line.per_byte_s):
+        return "nothing: one rank"
     if np.max(line.latency_s) >= nbytes * np.max(line.per_byte_s):
         return "latency"
     crosses = np.any(t.inter_spB >= t.intra_spB)
-    link = cluster.inter if crosses else cluster.intra
-    return f"bandwidth of {link.name}" if link else "nothing"
+    return f"bandwidth of {t.inter.link if crosses else t.intra.link}"
 
 
 def seconds_fn(

@@ -48,6 +48,7 @@ class Law:
     evidence is one line for the report; valid: {variable: (low, high)} of the fit, empty for a prior.
     """
 
+    link: str = ""
     a_s: float = 0.0
     floor_s: float = 0.0
     step_s: float = 0.0
@@ -107,7 +108,8 @@ def law(link: Link, op: str, device: str, *, staged: bool = False, engine: str =
     rate = min(link.Bps, link.up_Bps or link.Bps) * share
     evidence = f"{link.name}: line rate x {share:.2g} ({why}), latency of the profile"
     launch_s = LAUNCH_S if link.scope == "gpu" and link.transport else 0.0
-    return Law(a_s=launch_s, step_s=link.latency_s, rates=MappingProxyType({1.0: rate}), evidence=evidence)
+    rates = MappingProxyType({1.0: rate})
+    return Law(link=link.name, a_s=launch_s, step_s=link.latency_s, rates=rates, evidence=evidence)
 
 
 def _fitted(link: Link, op: str, name: str) -> Law:
@@ -116,6 +118,7 @@ def _fitted(link: Link, op: str, name: str) -> Law:
     step_s = fit.get("alpha_s", fit.get("a1_s", 0.0) / latency_factor(fitted_op))
     residual = f", MAPE {fit.mape:.1%}" if fit.mape is not None else ""
     return Law(
+        link=link.name,
         a_s=fit.get("a_s", 0.0),
         floor_s=fit.get("floor_s", 0.0),
         step_s=step_s,

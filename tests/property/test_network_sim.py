@@ -1,6 +1,7 @@
 """The event simulation equals the closed forms where there is no contention, and is right where there is."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from simkit import plugins
 from simkit.collectives._common import bound_bytes
 from simkit.des.network import Collective, fair_rates, flows, replay, run, simulate, star, tiers
 from simkit.errors import InputError
+from simkit.network import collective
+from simkit.spec.hardware import Cluster, Device, Group, Link
 
 PACKAGE = "simkit.collectives"
 FLAT = [
@@ -111,6 +114,41 @@ def test_flat_ring_and_hierarchy_through_one_nic():
     assert simulate("all_reduce", algorithm="ring", nbytes=1e9, topology=node) == pytest.approx(0.150, rel=1e-6)
     rails = simulate("all_reduce", algorithm="hierarchical", nbytes=1e9, topology=node, inner_ranks=8)
     assert rails == pytest.approx(0.080 + 1.75e9 / 300e9, rel=1e-6)
+
+
+def linked(nodes, per_node, *, alpha_s, Bps):
+    """A cluster whose nodes are joined by a plain link, and free inside, with nothing fitted and nothing assumed."""
+    facts = {"peak_flops": {}, "memory_bytes": 1.0, "memory_nominal_bytes": 1.0, "memory_Bps": 1.0, "intra": ""}
+    card = Device(name="x", title="", vendor="", p2p=True, pcie_generation=99, gpus_per_node=per_node, **facts)
+    inter = Link(name="line", title="", scope="nic", Bps=Bps, latency_s=alpha_s)
+    intra = Link(name="free", title="", scope="gpu", Bps=1e30, latency_s=0.0)
+    groups = (Group(nodes=nodes, gpus_per_node=per_node, device=card),)
+    return Cluster(groups=groups, intra=intra, inter=inter, nics_per_node=1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(nodes=st.integers(2, 20), nbytes=sizes, alpha_s=alphas, Bps=rates)
+@pytest.mark.parametrize("op", ["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce"])
+def test_the_price_on_a_star_is_the_faster_of_the_simulated_candidates(op, nodes, nbytes, alpha_s, Bps):
+    price = collective(op, nbytes=nbytes, cluster=linked(nodes, 1, alpha_s=alpha_s, Bps=Bps)).seconds
+    candidates = ["ring", "double-tree"] if op == "all_reduce" else ["ring"]
+    topology = star(nodes, Bps=Bps, alpha_s=alpha_s)
+    simulated = min(simulate(op, algorithm=name, nbytes=nbytes, topology=topology) for name in candidates)
+    assert simulated == pytest.approx(price, rel=1e-9, abs=1e-15)
+
+
+@settings(max_examples=15, deadline=None)
+@given(nodes=st.integers(2, 6), groups=st.integers(1, 6), nbytes=sizes, alpha_s=alphas, Bps=rates)
+def test_rings_of_sibling_groups_share_the_nic_as_priced(nodes, groups, nbytes, alpha_s, Bps):
+    shape = linked(nodes, groups, alpha_s=alpha_s, Bps=Bps)
+    price = collective("all_gather", nbytes=nbytes, cluster=shape, ranks=nodes, stride=groups).seconds
+    local = np.arange(groups)
+    together = [
+        replace(one, src=(one.src[:, None] * groups + local).ravel(), dst=(one.dst[:, None] * groups + local).ravel())
+        for one in plugins.get(PACKAGE, "ring").rounds("all_gather", ranks=nodes, nbytes=nbytes)
+    ]
+    node = tiers(nodes=nodes, per_node=groups, alpha_s=alpha_s, inner_alpha_s=0.0, inner_Bps=1e30, node_Bps=Bps)
+    assert run(together, node).max() == pytest.approx(price, rel=1e-9, abs=1e-15)
 
 
 def test_replay_waits_for_the_last_rank():

@@ -263,3 +263,23 @@ def test_written_fits_read_back_as_toml():
     table = tomllib.loads(fit_toml({"all_reduce@gpu+staged": fit}))["calibration"]["all_reduce@gpu+staged"]
     assert table["values"]["Bps@2"] == pytest.approx(1.23456789e11, rel=1e-4)
     assert table["valid"]["bytes"] == [8, 8589934592]
+
+
+def test_a_bridge_joins_only_its_pair():
+    bridge = replace(NVLINK, name="bridge", Bps=56.25e9, max_ranks=2)
+    card = device(p2p=False, generation=4)
+    pair = collective("all_reduce", nbytes=1e9, cluster=cluster(1, 2, intra=bridge, kind=card))
+    assert pair.Bps == pytest.approx(0.8 * 56.25e9)
+    # Four cards: the ring also crosses PCIe 4 x16 through host memory, at most half of 31.5 GB/s.
+    four = collective("all_reduce", nbytes=1e9, cluster=cluster(1, 4, intra=bridge, kind=card), algorithm="ring")
+    assert four.Bps <= 31.504e9 / 2
+    assert four.bound == "bandwidth of PCIe 4 x16 (more than the 2 ranks of bridge)"
+
+
+def test_two_pcie_nodes_exchange_as_a_ring():
+    # 4 RTX 2080 Ti a node on 10 GbE, BERT-large, one merged all-reduce after the backward pass: 2.047 s on 2 nodes and
+    # 2.273 s on 8 (HKBU-HPML/ddl-benchmarks, BSP-A2A: step minus the step of one GPU); 1344929032 bytes of gradients.
+    tcp = Link(name="10gbe", title="", scope="nic", Bps=1.25e9, latency_s=30e-6, transport="tcp")
+    for nodes, measured in ((2, 2.047), (8, 2.273)):
+        shape = cluster(nodes, 4, intra=PCIE3, inter=tcp, p2p=False, kind=device(p2p=False, generation=3))
+        assert collective("all_reduce", nbytes=1344929032, cluster=shape).seconds == pytest.approx(measured, rel=0.05)
