@@ -44,7 +44,7 @@ def model(
         return _from_path(str(path), _stamp(path))
     found = _from_zoo(text)
     if found is not None:
-        return found
+        return _against_tables(found, tuple((str(f), _stamp(Path(f))) for f in models_files)) if models_files else found
     for file in map(str, models_files):
         found = _from_table(text, file, _stamp(Path(file)), seq_len)
         if found is not None:
@@ -226,6 +226,22 @@ def _row_model(file: str, stamp: int, key: str, seq_len: int | None) -> Model:
     from simkit.spec.tables import to_model
 
     return to_model(_table_index(file, stamp)[key], file=file, seq_len=seq_len)
+
+
+@lru_cache(maxsize=1024)
+def _against_tables(found: Model, tables: tuple[tuple[str, int], ...]) -> Model:
+    """The zoo's model, with a note where a user's table gives that name another shape: the zoo wins, and says so."""
+    if not isinstance(found.spec, TransformerSpec):
+        return found
+    notes: list[str] = []
+    for file, stamp in tables:
+        row = _table_index(file, stamp).get(normalise(found.name))
+        given = _row_model(file, stamp, normalise(found.name), None).spec if row else found.spec
+        for field in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"):
+            ours, theirs = getattr(found.spec, field), getattr(given, field, None)
+            if theirs is not None and theirs != ours:
+                notes.append(f"{field} = {ours} of the zoo taken, not {theirs} of {file}")
+    return replace(found, notes=(*found.notes, *notes)) if notes else found
 
 
 def _all_names(models_files: tuple[str, ...]) -> list[str]:

@@ -54,7 +54,7 @@ def from_module(module: Any, *, name: str) -> Model:
     """The Model of an instance of `nn.Module`; it is moved to the meta device and holds no values afterwards."""
     import torch
 
-    module = module.to("meta")
+    module = _to_meta(module)
     names = _parameter_names(module)
     fewer, label, given = _first_that_runs(torch, module, names, name)
     try:
@@ -81,6 +81,20 @@ def from_module(module: Any, *, name: str) -> Model:
         input_kind="images" if image else "tokens" if tokens else "samples",
         default_seq_len=TOKENS if tokens else None,
     )
+
+
+def _to_meta(module: Any) -> Any:
+    """Moves to the meta device and ties again what was tied: torch gives each use a parameter of its own there."""
+    owners: dict[int, list[tuple[Any, str]]] = {}
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                owners.setdefault(id(parameter), []).append((part, name))
+    module = module.to("meta")
+    for (part, name), *others in owners.values():
+        for other, alias in others:
+            other._parameters[alias] = part._parameters[name]
+    return module
 
 
 def _instance(torch: Any, target: str) -> Any:

@@ -182,8 +182,43 @@ def test_adapters_on_query_and_value() -> None:
     assert shapes == [(8, 4096), (4096, 8)]
 
 
-@pytest.mark.parametrize(("targets", "match"), [("q_prj", "q_proj"), ("", "names no layer")])
-def test_wrong_adapter_targets(targets: str, match: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "targets", "rank", "expected"),
+    [
+        # PEFT prints 4,194,304 trainable parameters for rank 8 on q and v of a 7B Llama, 524,288 a unit of rank.
+        ("llama-2-7b", "q_proj v_proj", 8, 4194304),
+        # Fused layers wholly adapted: one pair on 3·4096 outputs in each of 32 layers.
+        ("qwen-7b", "q_proj k_proj v_proj", 8, 32 * 8 * (4096 + 3 * 4096)),
+        ("chatglm3-6b", "q_proj k_proj v_proj", 8, 28 * 8 * (4096 + 4096 + 2 * 256)),
+        # Fused layers partly adapted: a pair for each part.
+        ("gpt-neox-20b", "q_proj v_proj", 8, 44 * 8 * 2 * (6144 + 6144)),
+        ("falcon-40b", "q_proj,v_proj", 8, 60 * 8 * (8192 + 8192 + 8192 + 512)),
+        ("phi-3-mini", "gate_proj", 4, 32 * 4 * (3072 + 8192)),
+        # Own names, roles of another family, and a gate that GPT-2 has not.
+        ("gpt2", "c_attn", 8, 12 * 8 * (768 + 3 * 768)),
+        ("opt-1.3b", "gate_proj up_proj down_proj", 8, 24 * 8 * 2 * (2048 + 8192)),
+        ("bert-base", "q_proj,o_proj", 8, 12 * 8 * 2 * (768 + 768)),
+        ("t5-base", "q_proj", 8, (12 + 2 * 12) * 8 * (768 + 768)),
+        # Every one of eight experts has adapters of its own.
+        ("mixtral-8x7b", "down_proj", 8, 32 * 8 * 8 * (14336 + 4096)),
+        ("gpt-oss-20b", "down_proj", 8, 24 * 32 * 8 * (2880 + 2880)),
+        ("gpt-oss-20b", "up_proj", 8, 24 * 32 * 8 * (2880 + 2880)),
+    ],
+)
+def test_adapter_targets_are_roles(name: str, targets: str, rank: int, expected: int) -> None:
+    assert lora_params(model(name), rank=rank, targets=targets) == expected
+
+
+def test_seven_roles_are_all_linear_layers() -> None:
+    roles = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"
+    for name in model_names():
+        net = model(name)
+        if isinstance(net.spec, TransformerSpec) and not net.spec.mla:
+            assert lora_params(net, rank=4, targets=roles) == lora_params(net, rank=4), name
+
+
+@pytest.mark.parametrize(("targets", "match"), [("q_prj", "q_proj"), ("", "names no layer"), ((), "names no layer")])
+def test_wrong_adapter_targets(targets: str | tuple[str, ...], match: str) -> None:
     with pytest.raises(InputError, match=match):
         lora_params(model("llama-2-7b"), rank=8, targets=targets)
 

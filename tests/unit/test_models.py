@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import os
 from pathlib import Path
 
 import pytest
@@ -275,14 +277,15 @@ def test_config_columns(tmp_path: Path) -> None:
     assert model("mine", models_files=files).params == 2 * block + 1000 * 64 + 64
 
 
-def test_zoo_wins_over_a_table(tmp_path: Path) -> None:
-    files = table(tmp_path, TRAINING + "gpt2,1,64,4,4,256,1000,true,false,learned-64,16,\n")
-    assert model("gpt2", models_files=files) is model("gpt2")
+def test_zoo_wins_over_a_table_and_says_so(tmp_path: Path) -> None:
+    files = table(tmp_path, TRAINING + "gpt2,1,768,12,12,3072,50257,true,false,learned-64,64,\n")
+    net = model("gpt2", models_files=files)
+    assert net.params == 124439808
+    assert any("layers = 12 of the zoo taken, not 1" in note for note in net.notes)
+    assert model("gpt2-large", models_files=files) is model("gpt2-large")
 
 
 def test_edited_table_is_read_again(tmp_path: Path) -> None:
-    import os
-
     row = "mine,{layers},64,4,4,256,1000,true,true,rope,16,\n"
     files = table(tmp_path, TRAINING + row.format(layers=1))
     before = model("mine", models_files=files).params
@@ -326,6 +329,28 @@ def test_shipped_table_serves_names_that_only_measurements_use() -> None:
     # llm-foundry prints 1315950592 for its 1B model at 2048 tokens.
     assert model("llmfoundry-mpt-1b", seq_len=2048).params == 1315950592
     assert model("vtrain-gpt-12l-1024h-16a").params > 0
+
+
+def test_no_alias_means_two_models() -> None:
+    seen: dict[str, str] = {}
+    for name in TRANSFORMERS:
+        aliases = [zoo_fact(name, "hf_id"), *zoo_fact(name, "aliases").split(";"), name]
+        for alias in filter(None, (models.normalise(a) for a in aliases)):
+            assert seen.setdefault(alias, name) == name, alias
+
+
+@pytest.mark.data
+def test_every_name_of_the_measured_tables_resolves() -> None:
+    folder = os.environ.get("SIMKIT_DATA")
+    if not folder:
+        pytest.skip("SIMKIT_DATA names no folder of measured tables")
+    names: set[str] = set()
+    for path in sorted(Path(folder).glob("*.csv")):
+        with path.open(encoding="utf-8", newline="") as handle:
+            names |= {row["model"] for row in csv.DictReader(handle) if row.get("model")}
+    assert names, folder
+    for name in names:
+        assert model(name).params > 0
 
 
 def test_zoo_rows_carry_a_source() -> None:

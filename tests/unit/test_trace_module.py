@@ -146,6 +146,11 @@ def number():
 
 
 constant = 3
+
+
+def tied_on_cpu():
+    with torch.device("cpu"):
+        return Tied()
 '''
 
 
@@ -204,6 +209,10 @@ def test_tied_weight_is_one_tensor_used_twice(nets: Path) -> None:
     assert users == ["embed.embedding", "head.mm"]
     assert net.input_kind == "tokens"
     assert net.default_seq_len == 128
+
+
+def test_ties_survive_the_move_to_the_meta_device(nets: Path) -> None:
+    assert traced("tied_on_cpu").params == traced("Tied").params
 
 
 def test_a_lookup_moves_rows_not_the_table(nets: Path) -> None:
