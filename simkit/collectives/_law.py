@@ -29,14 +29,14 @@ PRIOR: Mapping[str, tuple[float, str]] = MappingProxyType(
         "wan": (0.95, "TCP framing: 1448 of 1514 bytes of a frame are payload"),
         "rdma": (0.85, "HDR and RoCE fabrics reach 0.85 of the NICs in published all-reduce logs"),
         "nvlink": (0.80, "A100 and H100 SXM all-reduce: 0.80-0.83 of the line rate"),
-        "xgmi": (0.70, "MI300X all-reduce over 8 GPUs: 304 to 320 of 448 GB/s in AMD's acceptance guide"),
+        "xgmi": (0.75, "48 of 64 GB/s of a link are usable: AMD ROCm blog on RCCL and xGMI, March 2025"),
         "pcie": (0.50, "RTX PRO 6000 on PCIe 5: 0.62 to 0.38 from 2 to 8 GPUs; 4 RTX 4090 with P2P: 0.4 to 0.8"),
     }
 )
 # What a call inside a node costs before the first byte moves: NCCL graph/tuning.cc, base latency of the LL ring.
 LAUNCH_S = 6.6e-6
-# One step of a collective over RDMA is more than the wire's latency: a proxy thread posts it. NCCL graph/tuning.cc takes
-# 5 us (LL) to 14 us (Simple) a step; the one RoCE fabric measured here needs 11.6 us.
+# A step of a collective over RDMA is more than the latency of the wire: a proxy thread posts it. NCCL graph/tuning.cc
+# has 5 us (LL) to 14 us (Simple) for it; the one RoCE fabric measured here needs 11.6 us.
 RDMA_STEP_S = 10e-6
 AS_GIVEN = (1.0, "the rate is taken as usable, as given")
 # A copy that bounces through host memory crosses the bus twice; the rest is the shared memory channel.
