@@ -53,7 +53,7 @@ def _read(path: Path) -> tuple[Mapping[str, Any], str]:
             hint = "give the folder of a downloaded model"
             raise InputError("holds no config.json", file=str(path.parent), hint=hint)
     try:
-        config = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
+        config = json.loads(path.read_text(encoding="utf-8-sig"), parse_constant=_no_constant)
     except (OSError, UnicodeDecodeError) as error:
         what = f"cannot be read ({type(error).__name__})"
         raise InputError(what, file=str(path), hint="give a config.json") from None

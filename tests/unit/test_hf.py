@@ -398,6 +398,11 @@ def test_places_without_a_configuration(tmp_path: Path) -> None:
         model(str(tmp_path / "binary.json"))
 
 
+def test_byte_order_mark_is_read_over(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(LLAMA).encode())
+    assert model(str(tmp_path)).params == 6738415616
+
+
 def test_resnet_configuration() -> None:
     config = {"model_type": "resnet", "depths": [3, 4, 6, 3], "layer_type": "bottleneck"}
     assert from_config(config).params == 25557032
