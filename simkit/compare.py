@@ -95,16 +95,14 @@ class Comparison:
     def to_text(self, **options: Any) -> str:
         """The table for a terminal, with one sentence a case; options as of `simkit.render_text.to_text`."""
         from simkit.render_tables import verdict
-        from simkit.render_text import comparison_table, print_parts
+        from simkit.render_text import Line, comparison_table, print_parts
 
         answered = [(case.label, case.report) for case in self.cases if case.report is not None]
-        parts: list[Any] = [comparison_table(self.base, answered), ""]
+        lines = ["", *(f"! {case.label}: {case.reason}" for case in self.cases if case.report is None)]
         if len(answered) <= 8:
-            parts += [verdict(self.base, report, name=name) for name, report in answered[1:]]
-        parts += [f"! {case.label}: {case.reason}" for case in self.cases if case.report is None]
-        lines = dict.fromkeys(line for report in self.reports for line in report.warnings)
-        parts += [f"! {line}" for line in lines]
-        return print_parts(parts, **options)
+            lines[1:1] = [verdict(self.base, report, name=name) for name, report in answered[1:]]
+        lines += dict.fromkeys(f"! {line}" for report in self.reports for line in report.warnings)
+        return print_parts([comparison_table(self.base, answered), *(Line(text=text) for text in lines)], **options)
 
     def __str__(self) -> str:
         return self.to_text(width=80)

@@ -35,13 +35,14 @@ def report_page(report: Report) -> str:
         )
     )
     intro = " ".join(f"{verdict(report, other)}." for other in report.beside)
-    return page(label(report), pictures, tables, intro=intro, notes=report.warnings)
+    return page(label(report), pictures, tables[1:], intro=intro, notes=report.warnings, lead=tables[:1])
 
 
 def trace_page(report: Report) -> str:
     """The timeline of one step, and its breakdown."""
     pictures = [*_timeline(report), figures.breakdown([(label(report), report)])]
-    return page(f"Trace of {label(report)}", pictures, _sheets(report)[:2], notes=report.warnings)
+    tables = _sheets(report)
+    return page(f"Trace of {label(report)}", pictures, tables[1:2], notes=report.warnings, lead=tables[:1])
 
 
 def comparison_page(found: Comparison) -> str:
@@ -55,7 +56,7 @@ def comparison_page(found: Comparison) -> str:
     intro = " ".join(f"{verdict(base, r, name=name)}." for name, r in named[1:5])
     varied = ", ".join(found.varied) or "scenarios"
     notes = list(dict.fromkeys(line for r in found.reports for line in r.warnings))
-    return page(f"Comparison of {len(found.cases)} cases by {varied}", pictures, [sheet], intro=intro, notes=notes)
+    return page(f"Comparison of {len(found.cases)} cases by {varied}", pictures, intro=intro, notes=notes, lead=[sheet])
 
 
 def validation_page(result: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> str:
@@ -75,16 +76,15 @@ def validation_page(result: Mapping[str, Any], points: Sequence[Mapping[str, Any
                 caption=picture.caption,
             )
         )
-    heads = ("", "rows", "MAPE", "median", "90th percentile", "bias", "within the 90 % interval")
+    heads = ("", "rows", "MAPE", "median", "90th pct", "bias", "in 90 % interval")
     tables = [Sheet(title="All rows", heads=heads, rows=[_score("all", result)])]
     for key in ("by_metric", "by_source", "by_device", "by_file"):
         rows = [_score(name, entry) for name, entry in dict(result.get(key) or {}).items()]
         tables.append(Sheet(title=key.replace("_", " ").capitalize(), heads=heads, rows=rows))
     refused = [(entry["id"], entry["reason"]) for entry in result.get("refused", ())]
     tables.append(Sheet(title="Refused", heads=("row", "reason"), rows=refused, words=True))
-    return page(
-        "Validation", pictures, tables, intro=f"{result.get('predicted', 0)} of {result.get('rows', 0)} rows predicted."
-    )
+    intro = f"{result.get('predicted', 0)} of {result.get('rows', 0)} rows predicted."
+    return page("Validation", pictures, tables[1:], intro=intro, lead=tables[:1])
 
 
 def count_page(name: str, found: Mapping[str, Any]) -> str:

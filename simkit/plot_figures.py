@@ -1,6 +1,7 @@
 """The figures: timeline, stacked breakdown, memory against capacity, throughput, parity, parameters by module.
 
-Colours are Okabe and Ito's palette, which colour-blind readers can tell apart (jfly.uni-koeln.de/color).
+Colours are Okabe and Ito's palette, which colour-blind readers can tell apart (jfly.uni-koeln.de/color), and four more
+for figures with many parts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from simkit.report import Report
     from simkit.timeline import Span, Timeline
 
-PALETTE = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#F0E442", "#8C8C8C")
+PALETTE = (
+    "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7",
+    "#F0E442", "#8C8C8C", "#AA4499", "#44AA99", "#7F6CC9", "#B8860B",
+)  # fmt: skip
 COLORS = {
     "forward": "#0072B2",
     "backward": "#56B4E9",
@@ -184,7 +188,7 @@ def parity(points: Sequence[Mapping[str, Any]], *, bands: Sequence[float] = (0.1
     for index, source in enumerate(dict.fromkeys(str(p.get("source") or "unnamed") for p in kept)):
         mine = [p for p in kept if str(p.get("source") or "unnamed") == source]
         figure.add_scatter(
-            name=textwrap.shorten(source, 34, placeholder="…"),
+            name=source if len(source) <= 34 else source[:33] + "…",
             mode="markers",
             x=[p["measured"] for p in mine],
             y=[p["predicted"] for p in mine],

@@ -34,6 +34,8 @@ th, td {{ text-align: right; vertical-align: top; padding: .3rem .75rem .3rem 0;
 th, td {{ overflow-wrap: normal; }}
 td {{ white-space: nowrap; }}
 th:first-child {{ text-align: left; font-weight: 500; }}
+.tables {{ display: flex; flex-wrap: wrap; gap: 0 3rem; }}
+section {{ min-width: 0; max-width: 100%; }}
 .words td, .words th {{ text-align: left; white-space: normal; }}
 thead th {{ font-weight: 600; }}
 .warn {{ color: var(--warn); }}
@@ -94,11 +96,18 @@ def graph_objects() -> ModuleType:
 
 
 def page(
-    title: str, figures: Iterable[Picture], tables: Iterable[Sheet] = (), *, intro: str = "", notes: Sequence[str] = ()
+    title: str,
+    figures: Iterable[Picture],
+    tables: Iterable[Sheet] = (),
+    *,
+    intro: str = "",
+    notes: Sequence[str] = (),
+    lead: Iterable[Sheet] = (),
 ) -> str:
     """The whole page as text. It asks the network for nothing, and the same input gives the same bytes.
 
-    title, headings, alternative texts and tables make it readable without the figures. notes: warnings, printed first.
+    title, headings, alternative texts and tables make it readable without the figures. notes: warnings, printed first;
+    lead: tables that stand before the figures.
     Raises InputError where plotly is not installed.
     """
     graph_objects()
@@ -108,10 +117,9 @@ def page(
     if intro:
         parts.append(f"<p>{html.escape(intro)}</p>")
     parts += [f"<p class='warn'>Warning: {html.escape(note)}</p>" for note in notes]
+    parts += [_sheet(sheet) for sheet in lead if sheet.rows]
     parts += [_picture(index, picture) for index, picture in enumerate(figures)]
-    for sheet in tables:
-        if sheet.rows:
-            parts.append(_sheet(sheet))
+    parts += ["<div class='tables'>", *(_sheet(sheet) for sheet in tables if sheet.rows), "</div>"]
     from simkit import __version__
 
     return "\n".join(
@@ -152,4 +160,4 @@ def _sheet(sheet: Sheet) -> str:
     table = html_table("", sheet.heads, sheet.rows)
     # A wide table scrolls by itself, also by keyboard, so that the page never does.
     region = f"<div class='scroll{' words' if sheet.words else ''}' tabindex='0' role='region' aria-label='{title}'>"
-    return f"<h2>{title}</h2>{region}{table}</div>"
+    return f"<section><h2>{title}</h2>{region}{table}</div></section>"

@@ -1,29 +1,52 @@
-"""The answer for a terminal: plain tables that fit 80 columns, without colour where nobody sees it.
+"""The answer for a terminal: tables that fit 80 columns, without colour where nobody sees it.
 
-Only rich's table, console and text are imported, and only here: the command's cold time is mostly imports.
+The layout is computed here; rich draws it where the output is a terminal with colour, and is imported only then: the
+cold time of the command is mostly imports, and a pipe needs none of rich.
 """
 
 from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from simkit.render_tables import BESIDE, beside_row, headline, label, money_lines, terms, verdict
 from simkit.units import format_bytes, format_s
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from simkit.report import Report
 
 BAR = 24
 PROSE = 30
+"""A column wider than this is prose and may wrap; a narrower one holds figures and names, which are never cut."""
+GAP = 2
 MIN_WIDTH, MAX_WIDTH = 60, 110
 _ASCII = str.maketrans(
-    {"█": "#", "·": "-", "─": "-", "×": "x", "…": "...", "µ": "u", "–": "-", "≥": ">=", "α": "alpha", "β": "beta"}
+    {"█": "#", "·": "-", "×": "x", "…": "...", "µ": "u", "–": "-", "≥": ">=", "α": "alpha", "β": "beta"}
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """A table to be drawn; `heads` may be empty. right: indices of columns set flush right; styles: rich's, by column."""
+
+    heads: Sequence[str] = ()
+    rows: Sequence[Sequence[str]]
+    right: frozenset[int] = frozenset()
+    styles: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line of text that is wrapped; a heading is bold."""
+
+    text: str
+    style: str = field(default="")
+
+
+Part = Grid | Line
 
 
 def to_text(
@@ -31,154 +54,149 @@ def to_text(
 ) -> str:
     """The report as text of at most `width` columns (numbers are never cut: a table that needs more takes it).
 
-    brief: the head lines and the verdict only. color: ANSI colours. ascii_only: for terminals without UTF-8.
+    brief: the head lines and the warnings only. color: ANSI colours. ascii_only: for terminals without UTF-8.
     """
     width = max(MIN_WIDTH, min(width, MAX_WIDTH))
-    parts: list[Any] = [_title(label(report))]
-    parts.append(_pairs(headline(report), width, report.fits))
+    head = Grid(rows=headline(report), styles=("cyan", "" if report.fits else "red"))
+    parts: list[Part] = [_heading(label(report)), head]
     if not brief:
-        parts += _body(report, width)
-    parts += [f"! {line}" for line in report.warnings]
-    return _print(parts, width=width, color=color, ascii_only=ascii_only)
+        parts += _body(report)
+    parts += [Line(text=f"! {line}", style="yellow") for line in report.warnings]
+    return print_parts(parts, width=width, color=color, ascii_only=ascii_only)
 
 
-def _body(report: Report, width: int) -> list[Any]:
-    parts: list[Any] = ["", _title("Where the time goes"), _bars(report)]
-    items = [
-        (name.removesuffix("_bytes"), format_bytes(size)) for name, size in report.memory.items_bytes.items() if size
-    ]
-    if items:
-        parts += ["", _title("Memory per GPU"), _table(("item", "size"), items, ("left", "right"))]
-    money = money_lines(report)
-    if money:
-        parts += ["", _title("Money and energy"), _pairs(money, width)]
-    groups = list(report.groups.items())
-    if groups:
-        parts += ["", _title("Who talks over what"), _pairs(groups, width)]
+def _body(report: Report) -> list[Part]:
+    parts: list[Part] = [*_section("Where the time goes", _bars(report))]
+    items = [(n.removesuffix("_bytes"), format_bytes(size)) for n, size in report.memory.items_bytes.items() if size]
+    parts += _section("Memory per GPU", Grid(heads=("item", "size"), rows=items, right=frozenset({1})))
+    parts += _section("Money and energy", Grid(rows=money_lines(report), styles=("cyan",)))
+    parts += _section("Who talks over what", Grid(rows=list(report.groups.items()), styles=("cyan",)))
     changes = [(s.name, s.value, f"{s.elasticity:+.2f}", s.note) for s in report.sensitivities]
-    if changes:
-        heads = ("1 % more of", "now", "time a sample, %", "")
-        parts += ["", _title("What would change it most"), _table(heads, changes, ("left", "right", "right", "left"))]
+    heads = ("1 % more of", "now", "time a sample, %", "")
+    parts += _section("What would change it most", Grid(heads=heads, rows=changes, right=frozenset({1, 2})))
     if report.beside:
-        parts += ["", _title("The same job elsewhere"), side_by_side(report, report.beside)]
-        parts += [verdict(report, other) for other in report.beside]
+        parts += _section("The same job elsewhere", side_by_side(report, report.beside))
+        parts += [Line(text=verdict(report, other)) for other in report.beside]
     if report.assumptions:
-        parts += ["", _title("Assumed (not given)"), *(f"- {line}" for line in report.assumptions)]
+        parts += [Line(text=""), _heading("Assumed (not given)")]
+        parts += [Line(text=f"- {line}") for line in report.assumptions]
     if report.warnings:
-        parts.append("")
+        parts.append(Line(text=""))
     return parts
 
 
-def side_by_side(base: Report, others: Iterable[Report]) -> Table:
+def _section(title: str, grid: Grid) -> list[Part]:
+    return [Line(text=""), _heading(title), grid] if grid.rows else []
+
+
+def _heading(text: str) -> Line:
+    return Line(text=text, style="bold")
+
+
+def _bars(report: Report) -> Grid:
+    step = report.iteration_time_s or 1.0
+    rows = [
+        (name.replace("_", " "), format_s(seconds), f"{seconds / step:.1%}", "█" * max(1, round(BAR * seconds / step)))
+        for name, seconds in terms(report)
+    ]
+    return Grid(rows=rows, right=frozenset({1, 2}), styles=("", "", "", "blue"))
+
+
+def side_by_side(base: Report, others: Iterable[Report]) -> Grid:
     """Clusters as columns, figures as rows; ratios are to `base`."""
     columns = [beside_row(base, r) for r in (base, *others)]
     rows = [(head, *(column[i + 1] for column in columns)) for i, head in enumerate(BESIDE)]
     heads = ("", *(column[0] for column in columns))
-    return _table(heads, [row for row in rows if any(row[1:])], ("left", *["right"] * len(columns)))
+    return Grid(heads=heads, rows=[row for row in rows if any(row[1:])], right=frozenset(range(1, len(heads))))
 
 
-def comparison_table(base: Report, reports: Sequence[tuple[str, Report]]) -> Table:
+def comparison_table(base: Report, reports: Sequence[tuple[str, Report]]) -> Grid:
     """Cases as rows: step, throughput, ratio to `base`, price and energy ratios, fits."""
     rows = []
     for name, report in reports:
         _, step, rate, fast, _, dear, energy = beside_row(base, report)
         rows.append((name, step, rate, fast, dear, energy, "yes" if report.fits else "NO"))
     heads = ("case", "step", "samples/s", "speed", "price", "energy", "fits")
-    return _table(heads, rows, ("left", *["right"] * 5, "left"))
+    return Grid(heads=heads, rows=rows, right=frozenset(range(1, 6)))
 
 
-def plain_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> Table:
-    """A table for listings; columns whose index is in `right` hold numbers."""
-    return _table(heads, list(rows), tuple("right" if i in right else "left" for i in range(len(heads))))
-
-
-def _print(parts: Iterable[Any], *, width: int = 80, color: bool = False, ascii_only: bool = False) -> str:
-    from rich.console import Console
-
-    out = io.StringIO()
-    console = Console(
-        file=out,
-        width=width,
-        force_terminal=color,
-        color_system="standard" if color else None,
-        no_color=not color,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        legacy_windows=False,
-    )
-    for part in parts:
-        if isinstance(part, str):
-            indent = "  " if part.startswith(("- ", "! ")) else ""
-            out.write(
-                textwrap.fill(part, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-                + "\n"
-            )
-        else:
-            # A table that needs more columns than the terminal has is printed whole: a cut number is a wrong number.
-            needed = console.measure(part).minimum
-            console.print(part, width=max(width, needed), overflow="ignore", crop=False)
-    text = "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+def print_parts(parts: Iterable[Part], *, width: int = 80, color: bool = False, ascii_only: bool = False) -> str:
+    """The text of `parts`, one below the other."""
+    text = _colored(parts, width) if color else "".join(f"{line}\n" for part in parts for line in _plain(part, width))
     return text.translate(_ASCII).encode("ascii", "replace").decode() if ascii_only else text
 
 
-print_parts = _print
+def _plain(part: Part, width: int) -> Iterator[str]:
+    if isinstance(part, Line):
+        yield from _wrapped(part, width)
+        return
+    widths, lines = layout(part, width)
+    for cells in lines:
+        sides = (
+            c.rjust(w) if i in part.right else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))
+        )
+        yield (" " * GAP).join(sides).rstrip()
 
 
-def _title(text: str) -> Any:
+def _wrapped(line: Line, width: int) -> list[str]:
+    indent = "  " if line.text.startswith(("- ", "! ")) else ""
+    return textwrap.wrap(
+        line.text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    ) or [""]
+
+
+def layout(grid: Grid, width: int) -> tuple[list[int], list[list[str]]]:
+    """Column widths, and the lines of cells (the head first); prose columns share what the others leave of `width`.
+
+    Where there is no prose and too little room, the widest column of names wraps at its spaces.
+    """
+    table = [list(map(str, row)) for row in ([grid.heads] if grid.heads else []) + list(grid.rows)]
+    natural = [max(map(len, column)) for column in zip(*table, strict=True)]
+    prose = [i for i, n in enumerate(natural) if n > PROSE]
+    room = width - GAP * (len(natural) - 1)
+    names = sorted((i for i in range(len(natural)) if i not in prose and i not in grid.right), key=lambda i: natural[i])
+    while sum(natural) > room and not prose and names:
+        prose.append(names.pop())
+    spare = room - sum(n for i, n in enumerate(natural) if i not in prose)
+    wanted = sum(natural[i] for i in prose)
+    widths = list(natural)
+    for i in prose:
+        longest = max(len(word) for row in table for word in (row[i].split() or [""]))
+        widths[i] = min(natural[i], max(spare * natural[i] // wanted, min(longest, PROSE), 1))
+    lines = []
+    for row in table:
+        cells = [textwrap.wrap(c, widths[i], break_on_hyphens=False) if i in prose else [c] for i, c in enumerate(row)]
+        for k in range(max(1, *map(len, cells))):
+            lines.append([cell[k] if k < len(cell) else "" for cell in cells])
+    return widths, lines
+
+
+def _colored(parts: Iterable[Part], width: int) -> str:
+    from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
-    return Text(text, style="bold")
-
-
-def _pairs(lines: Sequence[tuple[str, str]], width: int, good: bool = True) -> Table:
-    left = max(len(name) for name, _ in lines) + 2
-    rows = []
-    for name, text in lines:
-        wrapped = textwrap.wrap(text, width - left, break_long_words=False, break_on_hyphens=False) or [""]
-        rows += [(name if i == 0 else "", line) for i, line in enumerate(wrapped)]
-    table = _bare()
-    table.add_column(no_wrap=True, style="cyan", min_width=left - 2)
-    table.add_column(no_wrap=True)
-    for name, line in rows:
-        table.add_row(name, line, style="red" if name == "Fits" and not good else None)
-    return table
-
-
-def _bars(report: Report) -> Table:
-    step = report.iteration_time_s or 1.0
-    rows = [
-        (n.replace("_", " "), format_s(v), f"{v / step:.1%}", "█" * max(1, round(BAR * v / step)))
-        for n, v in terms(report)
-    ]
-    table = _bare()
-    for justify in ("left", "right", "right"):
-        table.add_column(no_wrap=True, justify=justify)
-    table.add_column(no_wrap=True, style="blue")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], justify: Sequence[str]) -> Table:
-    table = _bare(head=True)
-    for index, (head, side) in enumerate(zip(heads, justify, strict=True)):
-        widest = max([len(head), *(len(row[index]) for row in rows)])
-        # Short cells are figures and keep their width; long ones are prose and may wrap.
-        prose = widest > PROSE
-        least = (
-            min(PROSE, max((len(word) for row in rows for word in row[index].split()), default=0)) if prose else widest
+    out = io.StringIO()
+    console = Console(
+        file=out, width=width, force_terminal=True, color_system="standard", highlight=False, markup=False, emoji=False,
+        legacy_windows=False,
+    )  # fmt: skip
+    for part in parts:
+        if isinstance(part, Line):
+            for line in _wrapped(part, width):
+                console.print(Text(line, style=part.style))
+            continue
+        widths, lines = layout(part, width)
+        table = Table(
+            box=None, show_header=bool(part.heads), pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold"
         )
-        table.add_column(head, justify=side, no_wrap=not prose, overflow="fold", min_width=least)  # type: ignore[arg-type]
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _bare(*, head: bool = False) -> Table:
-    from rich.table import Table
-
-    return Table(box=None, show_header=head, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-
-
-__all__ = ["comparison_table", "plain_table", "print_parts", "side_by_side", "to_text"]
+        head, body = (lines[0], lines[1:]) if part.heads else ([""] * len(widths), lines)
+        for i, name in enumerate(head):
+            style = part.styles[i] if i < len(part.styles) else ""
+            side = "right" if i in part.right else "left"
+            table.add_column(name, width=widths[i], justify=side, style=style, no_wrap=True)  # type: ignore[arg-type]
+        for cells in body:
+            table.add_row(*cells)
+        # A table that needs more columns than the terminal has is printed whole: a cut number is a wrong number.
+        console.print(table, width=max(width, sum(widths) + GAP * len(widths)), crop=False)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"

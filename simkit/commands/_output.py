@@ -32,9 +32,9 @@ def terminal() -> dict[str, Any]:
 
 def listing(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, right: tuple[int, ...] = ()) -> str:
     """A table for the terminal."""
-    from simkit.render_text import plain_table, print_parts
+    from simkit.render_text import Grid, print_parts
 
-    return print_parts([plain_table(heads, rows, right=right)], **terminal())
+    return print_parts([Grid(heads=heads, rows=rows, right=frozenset(right))], **terminal())
 
 
 def write_page(args: argparse.Namespace, page: str) -> None:

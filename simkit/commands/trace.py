@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
         _output.write_page(args, trace_page(report))
     if args.output or not args.html:
+        assert report.timeline is not None  # asked for with spans=True
         events = chrome_trace(report.timeline, device_names=report.device_names, label=label(report))
         if args.output:
             _output.remark(args, f"wrote {write_text(args.output, to_json(events))}")

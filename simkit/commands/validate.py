@@ -1,8 +1,8 @@
 """Predicts every row of measured tables and scores the predictions.
 
 A table is a CSV whose columns are names of the vocabulary plus id, source, metric and value; a row without a value is
-predicted and not scored; one that cannot be predicted is refused with its reason and counted. Errors: predicted/measured
-- 1 of a time or memory, measured/predicted - 1 of a rate; bias is their mean. Examples:
+predicted and not scored; one that cannot be predicted is refused with its reason and counted. Errors:
+predicted/measured - 1 of a time or memory, measured/predicted - 1 of a rate; bias is their mean. Examples:
 
   simkit validate my-runs.csv
   simkit validate tables/*.csv --json --rows predictions.csv --html parity.html
@@ -27,7 +27,9 @@ def configure(parser: _flags.Parser) -> None:
     parser.add_argument("--models", action="append", default=[], metavar="FILE.csv", help="further architectures")
     _flags.add_profiles(parser)
     parser.add_argument("--no-calibration", action="store_true", help="datasheets and priors only")
-    parser.add_argument("--rows", metavar="OUT.csv", help="write id, metric, predicted, low, high, refused of every row")
+    parser.add_argument(
+        "--rows", metavar="OUT.csv", help="write id, metric, predicted, low, high, refused of every row"
+    )
     _flags.add_forms(parser, "json", "markdown", "csv", html="predicted over measured, scores by source and device")
 
 

@@ -1,4 +1,4 @@
-"""Every page in a real Chromium: figures drawn, nothing on the console, nothing from the network, no sideways scrolling."""
+"""Every page in a real Chromium: figures drawn, silent console, nothing from the network, no sideways scrolling."""
 
 from __future__ import annotations
 
@@ -13,12 +13,23 @@ import pytest
 pytest.importorskip("plotly", reason="the extra `plot` is not installed")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
-from simkit.cli import main
+from simkit.cli import main  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")]
 
-JOB = ["--model", "resnet-50", "--cluster", "8x4x2080ti", "--inter", "10gbe", "--precision", "fp32", "--micro-batch", "64"]
+JOB = [
+    "--model",
+    "resnet-50",
+    "--cluster",
+    "8x4x2080ti",
+    "--inter",
+    "10gbe",
+    "--precision",
+    "fp32",
+    "--micro-batch",
+    "64",
+]
 TABLE = (
     "id,source,model,cluster,inter,precision,micro_batch,metric,value\n"
     "a,lab one,resnet-50,1x1x2080ti,,fp32,64,samples_per_s,250\n"

@@ -14,7 +14,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SMALL = ("--model", "resnet-50", "--cluster", "2x2x2080ti", "--inter", "10gbe", "--precision", "fp32", "--micro-batch", "32")
+SMALL = (
+    "--model",
+    "resnet-50",
+    "--cluster",
+    "2x2x2080ti",
+    "--inter",
+    "10gbe",
+    "--precision",
+    "fp32",
+    "--micro-batch",
+    "32",
+)
 
 
 def simkit(*arguments: str, code: int = 0, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -62,7 +73,15 @@ def test_help_lists_a_flag_for_every_field() -> None:
 def test_a_stranger_gets_an_explained_answer() -> None:
     done = simkit("predict", "--cluster", "50x3080")
     assert done.stderr == ""
-    for words in ("Step time", "Throughput", "Fits", "Bound by", "Where the time goes", "The same job elsewhere", "Assumed"):
+    for words in (
+        "Step time",
+        "Throughput",
+        "Fits",
+        "Bound by",
+        "Where the time goes",
+        "The same job elsewhere",
+        "Assumed",
+    ):
         assert words in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "\x1b" not in done.stdout
@@ -109,7 +128,17 @@ def test_flags_win_over_set_and_set_over_the_file(tmp_path: Path) -> None:
 
 
 def test_does_not_fit_is_an_answer_unless_asked() -> None:
-    arguments = ("predict", "--model", "bert-large", "--cluster", "1x1x2080ti", "--micro-batch", "4096", "--seq-len", "512")
+    arguments = (
+        "predict",
+        "--model",
+        "bert-large",
+        "--cluster",
+        "1x1x2080ti",
+        "--micro-batch",
+        "4096",
+        "--seq-len",
+        "512",
+    )
     found = json.loads(simkit(*arguments, "--json").stdout)
     assert found["fits"] is False
     assert found["why_not"]
@@ -200,7 +229,18 @@ def test_a_directory_for_a_file(tmp_path: Path) -> None:
 
 
 def test_compare_clusters_and_methods() -> None:
-    done = simkit("compare", "--cluster", "8x4x2080ti", "--inter", "10gbe", "--method", "s-sgd,power-sgd", "--method", "acp-sgd", "--json")
+    done = simkit(
+        "compare",
+        "--cluster",
+        "8x4x2080ti",
+        "--inter",
+        "10gbe",
+        "--method",
+        "s-sgd,power-sgd",
+        "--method",
+        "acp-sgd",
+        "--json",
+    )
     found = json.loads(done.stdout)
     assert [case["label"] for case in found["cases"]] == ["s-sgd", "power-sgd", "acp-sgd"]
     assert found["cases"][0]["ratios"]["throughput"] == 1.0
@@ -227,7 +267,9 @@ def test_listings() -> None:
     assert card["peak_flops"]["fp16"] == 59.5e12  # NVIDIA's GA102 white paper, fp32 accumulation
     assert json.loads(simkit("links", "show", "10gbe", "--json").stdout)["Bps"] == 1.25e9
     assert "resnet-50" in simkit("models", "resnet").stdout
-    assert {"s-sgd", "sign-sgd", "topk-sgd", "power-sgd", "acp-sgd"} <= set(json.loads(simkit("methods", "--json").stdout)["method"])
+    assert {"s-sgd", "sign-sgd", "topk-sgd", "power-sgd", "acp-sgd"} <= set(
+        json.loads(simkit("methods", "--json").stdout)["method"]
+    )
 
 
 def test_a_device_of_ones_own(tmp_path: Path) -> None:
@@ -238,7 +280,17 @@ def test_a_device_of_ones_own(tmp_path: Path) -> None:
     assert "my-gpu" in simkit("devices", "list", "my", SIMKIT_PROFILES=str(tmp_path)).stdout
     simkit("predict", "--cluster", "2x1xmy-gpu", "--profiles", str(tmp_path))
     assert "exists already" in complaint(
-        "devices", "add", "my-gpu", "--memory", "1 GiB", "--bandwidth", "1 GB/s", "--peak", "fp32=1TFLOP/s", "--dir", str(tmp_path)
+        "devices",
+        "add",
+        "my-gpu",
+        "--memory",
+        "1 GiB",
+        "--bandwidth",
+        "1 GB/s",
+        "--peak",
+        "fp32=1TFLOP/s",
+        "--dir",
+        str(tmp_path),
     )
 
 
@@ -290,7 +342,9 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert done.stdout.splitlines()[-1] in ("code 0", "code 141")
 
 
-def test_a_fault_is_one_line_and_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_is_one_line_and_debug_shows_the_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     import simkit.commands.methods as methods
     from simkit.cli import main
 
@@ -324,5 +378,7 @@ def test_the_predict_path_imports_nothing_heavy() -> None:
         "heavy = {'pydantic', 'yaml', 'simpy', 'pandas', 'scipy', 'plotly', 'torch'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False
+    )
     assert done.returncode == 0, done.stderr

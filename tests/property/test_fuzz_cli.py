@@ -20,7 +20,8 @@ CALM = settings(deadline=None, suppress_health_check=list(HealthCheck), derandom
 
 NAMES = {
     "model": ("resnet-50", "resnet-18", "bert-base", "gpt2", "vgg-16", "llama2-7b", "resnet50", "bert"),
-    "cluster": ("50x3080", "8x4x2080ti", "1x1x3080", "3080", "4xH100-PCIe", "2x8xa100", "30x3080+20x4090", "2xdgx-a100", "0x3080", "x", "1e9x3080"),
+    "cluster": ("50x3080", "8x4x2080ti", "1x1x3080", "3080", "4xH100-PCIe", "2x8xa100", "30x3080+20x4090", "2xdgx-a100",
+                "0x3080", "x", "1e9x3080"),
     "intra": ("nvlink2", "pcie3x16", "pcie4x16", "64GB/s@5us", "nvlink"),
     "inter": ("10gbe", "1gbe", "ib-edr", "wan-100mbps", "25Gb/s@30us", "100Mb/s@20ms", "-1Gb/s@1us", "1Gb/s"),
     "method": ("s-sgd", "sign-sgd", "topk-sgd", "power-sgd", "acp-sgd", "local-sgd"),
@@ -29,7 +30,29 @@ NAMES = {
 }  # fmt: skip
 JUNK = st.one_of(
     st.text(max_size=12),
-    st.sampled_from(("", " ", "nan", "-inf", "1e400", "0", "-1", "1e9", "true", "no", "0x10", "½", "--", "-", "../..", "\0", "a\nb", "%s", "{}")),
+    st.sampled_from(
+        (
+            "",
+            " ",
+            "nan",
+            "-inf",
+            "1e400",
+            "0",
+            "-1",
+            "1e9",
+            "true",
+            "no",
+            "0x10",
+            "½",
+            "--",
+            "-",
+            "../..",
+            "\0",
+            "a\nb",
+            "%s",
+            "{}",
+        )
+    ),
 )
 
 
@@ -43,7 +66,9 @@ def value_of(name: str) -> st.SearchStrategy[Any]:
     elif spec.kind == "bool":
         good = st.booleans()
     elif spec.kind == "int":
-        good = st.one_of(st.integers(1, 64), st.integers(1, 4), st.sampled_from((0, 1, 2, 4, 8, 32, 512, 10**6, 10**12, 10**30)))
+        good = st.one_of(
+            st.integers(1, 64), st.integers(1, 4), st.sampled_from((0, 1, 2, 4, 8, 32, 512, 10**6, 10**12, 10**30))
+        )
     else:
         good = st.one_of(st.floats(0, 1), st.floats(), st.sampled_from((1e9, 1e300)))
     return st.integers(0, 19).flatmap(lambda die: JUNK if die == 0 else good)
@@ -52,7 +77,9 @@ def value_of(name: str) -> st.SearchStrategy[Any]:
 FIELD = st.sampled_from(sorted(FIELDS)).flatmap(lambda name: st.tuples(st.just(name), value_of(name)))
 ENTRIES = st.lists(FIELD, max_size=6)
 COMMANDS = st.sampled_from(("predict", "predict", "predict", "compare", "trace"))
-FORMS = st.sampled_from(((), ("--json",), ("--csv",), ("--markdown",), ("--quiet",), ("--fail-if-unfit",), ("--no-calibration",)))
+FORMS = st.sampled_from(
+    ((), ("--json",), ("--csv",), ("--markdown",), ("--quiet",), ("--fail-if-unfit",), ("--no-calibration",))
+)
 
 
 def try_out(arguments: list[str]) -> None:
@@ -87,7 +114,32 @@ def test_flags(command: str, entries: list[tuple[str, Any]], form: tuple[str, ..
 
 
 @settings(CALM, max_examples=150)
-@given(words=st.lists(st.one_of(JUNK, st.sampled_from(("predict", "compare", "count", "devices", "links", "show", "add", "--json", "--set", "--tp", "--help", "tp=2", "-1", "gpt2"))), max_size=6))
+@given(
+    words=st.lists(
+        st.one_of(
+            JUNK,
+            st.sampled_from(
+                (
+                    "predict",
+                    "compare",
+                    "count",
+                    "devices",
+                    "links",
+                    "show",
+                    "add",
+                    "--json",
+                    "--set",
+                    "--tp",
+                    "--help",
+                    "tp=2",
+                    "-1",
+                    "gpt2",
+                )
+            ),
+        ),
+        max_size=6,
+    )
+)
 def test_words(words: list[str]) -> None:
     # Two words name a file to write to; everything else only reads.
     try_out([w for w in words if w not in ("--html", "--output")])
@@ -119,7 +171,12 @@ def test_files(suffix: str, form: Callable[[dict[str, Any]], str], tmp_path: Pat
     path = tmp_path / f"run.{suffix}"
 
     @settings(CALM, max_examples=320)
-    @given(entries=ENTRIES, harm=st.booleans(), cut=st.integers(0, 200), junk=st.one_of(JUNK, st.sampled_from(("[", "{", ":", "=", "nan", "\ufeff", "\t- "))))
+    @given(
+        entries=ENTRIES,
+        harm=st.booleans(),
+        cut=st.integers(0, 200),
+        junk=st.one_of(JUNK, st.sampled_from(("[", "{", ":", "=", "nan", "\ufeff", "\t- "))),
+    )
     def run(entries: list[tuple[str, Any]], harm: bool, cut: int, junk: str) -> None:
         text = form(dict(entries))
         path.write_bytes((broken(text, cut, junk) if harm else text).encode("utf-8", "surrogatepass"))

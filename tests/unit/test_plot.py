@@ -20,7 +20,9 @@ from simkit.compare import Case, Comparison
 
 @pytest.fixture
 def line() -> Timeline:
-    return Timeline(end_s=1.0, breakdown={}, busy_s={"compute": 0.7, "comm": 0.6}, comm_end_s=np.zeros(1), spans=fake.SPANS)
+    return Timeline(
+        end_s=1.0, breakdown={}, busy_s={"compute": 0.7, "comm": 0.6}, comm_end_s=np.zeros(1), spans=fake.SPANS
+    )
 
 
 def test_the_timeline_draws_every_span_at_its_place(line: Timeline) -> None:
@@ -60,7 +62,7 @@ def test_pages_are_self_contained_and_deterministic(line: Timeline) -> None:
     report = fake.report(timeline=line, beside=(fake.h100(),))
     page = plot.report_page(report)
     assert page == plot.report_page(report)
-    assert page.count("class=\"plotly-graph-div\"") == 3
+    assert page.count('class="plotly-graph-div"') == 3
     head = page[: page.index("<script>")] + page[page.rindex("</script></head>") :]
     assert not re.search(r"(?:src|href)=['\"](?!data:)", head)
     assert "<h1>bert-large" in page

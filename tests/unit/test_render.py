@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 
 import fake_report as fake
 import numpy as np
@@ -82,14 +83,22 @@ def test_flatten_names_nested_keys() -> None:
 
 
 def test_ratios_by_hand() -> None:
-    """7.2 USD/h at 100 samples/s is 20 USD a million samples; 10.8 USD/h at 200 is 15. 180 J against 22.5 J a sample."""
+    """7.2 USD/h at 100 samples/s is 20 USD a million samples; 10.8 USD/h at 200 is 15. 180 J against 22.5 a sample."""
     base, other = fake.report(), fake.h100()
     assert per_sample(base) == pytest.approx({"usd_per_million_samples": 20.0, "kwh_per_million_samples": 50.0})
     found = ratios(base, other)
     assert found == pytest.approx(
-        {"iteration_time": 0.5, "throughput": 2, "price_per_hour": 1.5, "price_per_sample": 0.75, "energy_per_sample": 0.25}
+        {
+            "iteration_time": 0.5,
+            "throughput": 2,
+            "price_per_hour": 1.5,
+            "price_per_sample": 0.75,
+            "energy_per_sample": 0.25,
+        }
     )
-    assert verdict(base, other) == "1x4xh100-pcie: 2 times the throughput, 25% cheaper for the same work, 75% less energy"
+    assert (
+        verdict(base, other) == "1x4xh100-pcie: 2 times the throughput, 25% cheaper for the same work, 75% less energy"
+    )
     assert "1.33 times as dear for the same work, 4 times the energy" in verdict(other, base)
 
 
@@ -98,13 +107,24 @@ def test_text_is_plain_and_fits_its_width(width: int) -> None:
     text = to_text(fake.report(beside=(fake.h100(),)), width=width)
     assert max(map(len, text.splitlines())) <= width
     assert "\x1b" not in text
-    for figure in ("1 s (90 %: 900 ms to 1.15 s)", "51,200 tokens/s", "25.0%", "7.75 GiB", "7.20 USD", "-0.30", "0.75×"):
+    for figure in (
+        "1 s (90 %: 900 ms to 1.15 s)",
+        "51,200 tokens/s",
+        "25.0%",
+        "7.75 GiB",
+        "7.20 USD",
+        "-0.30",
+        "0.75×",
+    ):
         assert figure in text
     assert "…" not in text
 
 
 def test_text_in_colour_and_in_ascii() -> None:
-    assert "\x1b[" in to_text(fake.report(), color=True)
+    report = fake.report(beside=(fake.h100(),))
+    colored = to_text(report, color=True)
+    assert "\x1b[" in colored
+    assert re.sub(r"\x1b\[[\d;]*m", "", colored).split() == to_text(report).split()
     assert to_text(fake.report(beside=(fake.h100(),)), ascii_only=True).isascii()
 
 
@@ -118,8 +138,8 @@ def test_brief_text_holds_the_head_and_the_warnings_only() -> None:
 def test_no_number_is_cut_where_a_table_needs_more_than_the_terminal() -> None:
     others = tuple(fake.h100() for _ in range(7))
     text = to_text(fake.report(beside=others), width=60)
-    row = next(line for line in text.splitlines() if line.startswith("energy a sample"))
-    assert row.split() == ["energy", "a", "sample", "1×", *["0.25×"] * 7]
+    (row,) = (line for line in text.splitlines() if "0.25×" in line)
+    assert row.split()[-8:] == ["1×", *["0.25×"] * 7]
 
 
 def test_notebook_fragment_escapes_and_has_no_script() -> None:
@@ -133,7 +153,8 @@ def test_markdown_escapes_the_bar() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0, "0"), (1234.5, "1,234"), (12.3456, "12.35"), (0.00123456, "0.001235"), (5e9, "5,000,000,000")]
+    ("value", "text"),
+    [(0, "0"), (1234.5, "1,234"), (12.3456, "12.35"), (0.00123456, "0.001235"), (5e9, "5,000,000,000")],
 )
 def test_numbers_have_four_digits(value: float, text: str) -> None:
     assert number(value) == text
