@@ -44,6 +44,8 @@ class Layout:
     shared_gate: str = "mlp.shared_expert_gate"
     moe_order: tuple[str, ...] = ("router", "experts", "shared", "shared_gate")
     final_norm: str = "model.norm"
+    final_norm_first: bool = False
+    """Whether the last norm is registered before the blocks (OPT)."""
     head: str = "lm_head"
 
 
@@ -112,6 +114,7 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType({
         qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), out="self_attn.out_proj",
         attention_order=("k", "v", "q", "out"), mlp=("fc1", "fc2"), norms=("self_attn_layer_norm", "final_layer_norm"),
         block_order=("attention", "norm0", "mlp", "norm1"), final_norm="model.decoder.final_layer_norm",
+        final_norm_first=True,
     ),
     "starcoder2": replace(LLAMA, mlp=("mlp.c_fc", "mlp.c_proj")),
     "internlm2": replace(

@@ -160,6 +160,7 @@ def zoo_fact(name: str, column: str) -> str:
     return next((row[column] for row in _zoo_rows() if row["model"] == name), "")
 
 
+@cache
 def shipped_table() -> Path | None:
     """The table of architectures that only measured tables name; None where it is not installed."""
     from importlib.resources import files

@@ -176,10 +176,13 @@ def _embeddings(spec: TransformerSpec, names: Layout, seq_len: int | None) -> It
 
 def _decoder(spec: TransformerSpec, names: Layout, seq_len: int | None) -> Iterator[Tensor]:
     yield from _embeddings(spec, names, seq_len)
+    last_norm = list(_norm(names.final_norm, spec.hidden, spec.norm_bias)) if spec.final_norm else []
+    if names.final_norm_first:
+        yield from last_norm
     for index in range(spec.layers):
         yield from block(spec, names, index)
-    if spec.final_norm:
-        yield from _norm(names.final_norm, spec.hidden, spec.norm_bias)
+    if not names.final_norm_first:
+        yield from last_norm
     if spec.has_vocab_head and not spec.tied:
         yield Tensor(f"{names.head}.weight", (spec.vocab, spec.hidden), "head")
     if spec.has_vocab_head and spec.head_bias:

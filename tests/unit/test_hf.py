@@ -293,6 +293,12 @@ def test_heads_read_from_each_spelling() -> None:
         assert spec.kv_heads == heads
 
 
+@pytest.mark.parametrize(("name", "stored"), [("falcon-7b", 7217189760), ("falcon-40b", 41835970560)])
+def test_falcon_checkpoints_store_the_tied_head(name: str, stored: int) -> None:
+    """BR-11: what the checkpoint holds, and what is a parameter, differ by the head."""
+    assert from_config({**PUBLIC[name][0], "tie_word_embeddings": False}).params == stored
+
+
 def test_falcon_without_multi_query_has_all_heads() -> None:
     spec = from_config({"model_type": "falcon", "multi_query": False}).spec
     assert isinstance(spec, TransformerSpec)

@@ -214,6 +214,7 @@ def test_roberta_and_distilbert_gain_the_masked_lm_head() -> None:
         ("resnet50", "resnet-50"),
         ("vgg16_bn", "vgg-16-bn"),
         ("opt_13", "opt-1.3b"),
+        ("gpt3-1.3b", "gpt3-xl"),
         ("TinyLlama 1B", "tinyllama-1.1b"),
     ],
 )
@@ -329,6 +330,33 @@ def test_shipped_table_serves_names_that_only_measurements_use() -> None:
     # llm-foundry prints 1315950592 for its 1B model at 2048 tokens.
     assert model("llmfoundry-mpt-1b", seq_len=2048).params == 1315950592
     assert model("vtrain-gpt-12l-1024h-16a").params > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "end"),
+    [
+        # named_parameters() of the public modules: own parameters first, then children in the order of __init__.
+        ("opt-125m", ["model.decoder.embed_tokens.weight", "model.decoder.embed_positions.weight",
+                      "model.decoder.final_layer_norm.weight", "model.decoder.final_layer_norm.bias",
+                      "model.decoder.layers.0.self_attn.k_proj.weight"],
+         ["model.decoder.layers.11.final_layer_norm.weight", "model.decoder.layers.11.final_layer_norm.bias"]),
+        ("gpt2", ["transformer.wte.weight", "transformer.wpe.weight", "transformer.h.0.ln_1.weight"],
+         ["transformer.ln_f.weight", "transformer.ln_f.bias"]),
+        ("llama-2-7b", ["model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"],
+         ["model.layers.31.post_attention_layernorm.weight", "model.norm.weight", "lm_head.weight"]),
+        ("pythia-160m", ["gpt_neox.embed_in.weight", "gpt_neox.layers.0.input_layernorm.weight"],
+         ["gpt_neox.final_layer_norm.bias", "embed_out.weight"]),
+        ("gpt-oss-20b", ["model.embed_tokens.weight", "model.layers.0.self_attn.sinks"], ["lm_head.weight"]),
+        ("t5-small", ["shared.weight", "encoder.block.0.layer.0.SelfAttention.q.weight"],
+         ["decoder.block.5.layer.2.layer_norm.weight", "decoder.final_layer_norm.weight"]),
+        ("vit-base", ["vit.embeddings.cls_token", "vit.embeddings.position_embeddings"],
+         ["classifier.weight", "classifier.bias"]),
+    ],
+)
+def test_registration_order(name: str, start: list[str], end: list[str]) -> None:
+    names = [t.name for t in model(name).tensors]
+    assert names[: len(start)] == start
+    assert names[-len(end) :] == end
 
 
 def test_no_alias_means_two_models() -> None:
