@@ -1,0 +1,97 @@
+"""Is what is installed whole, small and separate from the checkout?"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+SETUPTOOLS = PROJECT["tool"]["setuptools"]
+FOLDER = {name: path for name, path in SETUPTOOLS["package-dir"].items() if name != "simkit"}
+LIMIT_MB = 110
+"""What the base install may add to an empty virtual environment (README)."""
+KEPT_OUT = ("torch", "plotly", "pandas", "scipy")
+slow = pytest.mark.skipif(os.environ.get("SIMKIT_SLOW") != "1", reason="builds and installs a wheel; SIMKIT_SLOW=1 runs it")
+
+
+def test_every_package_is_listed() -> None:
+    code = {".".join(p.relative_to(ROOT).parts) for p in (ROOT / "simkit").rglob("*") if p.is_dir() and any(p.glob("*.py"))}
+    data = {name for name, path in FOLDER.items() if (ROOT / path).is_dir()}
+    assert set(SETUPTOOLS["packages"]) == code | data
+    assert data == set(FOLDER)
+
+
+def test_every_data_file_of_a_package_is_installed() -> None:
+    for package in SETUPTOOLS["packages"]:
+        folder = ROOT / FOLDER.get(package, package.replace(".", "/"))
+        patterns = SETUPTOOLS["package-data"].get(package, [])
+        taken = {p for pattern in patterns for p in folder.glob(pattern)}
+        inner = [folder / name.rpartition(".")[2] for name in SETUPTOOLS["packages"] if name.startswith(f"{package}.")]
+        data = {p for p in folder.rglob("*") if p.suffix in (".toml", ".csv", ".json") or p.name == "py.typed"}
+        left = {p for p in data - taken if not any(p.is_relative_to(i) for i in inner)}
+        assert not left, f"{package}: package-data lacks {sorted(map(str, left))[:3]}"
+
+
+def test_the_version_is_said_once_and_alike() -> None:
+    import simkit
+
+    assert simkit.__version__ == PROJECT["project"]["version"]
+    assert f"## {simkit.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_heavy_packages_stay_in_extras() -> None:
+    base = " ".join(PROJECT["project"]["dependencies"])
+    assert not [name for name in KEPT_OUT if name in base]
+    assert {"plot", "fit", "kernels", "dashboard", "cluster", "test", "all"} <= set(PROJECT["project"]["optional-dependencies"])
+
+
+def size_mb(folder: Path) -> float:
+    """Disk use in 1e6 bytes, each file in whole blocks of 4096 bytes as `du` counts it."""
+    return sum(-(-p.stat().st_size // 4096) * 4096 for p in folder.rglob("*") if p.is_file() and not p.is_symlink()) / 1e6
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(out), str(ROOT)], check=True, timeout=300)
+    (found,) = out.glob("*.whl")
+    return found
+
+
+@slow
+def test_the_wheel_is_whole(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for package in SETUPTOOLS["packages"]:
+        folder = ROOT / FOLDER.get(package, package.replace(".", "/"))
+        kept = [p for p in folder.rglob("*") if p.suffix in (".py", ".toml", ".csv")]
+        inside = {f"{package.replace('.', '/')}/{p.relative_to(folder).as_posix()}" for p in kept}
+        assert inside <= names, f"the wheel lacks {sorted(inside - names)[:3]}"
+    tops = {n.split("/")[0] for n in names}
+    assert {t for t in tops if not t.endswith(".dist-info")} == {"simkit"}
+
+
+@slow
+def test_an_installed_wheel_predicts_and_is_small(wheel: Path, tmp_path: Path) -> None:
+    home = tmp_path / "env"
+    venv.create(home, with_pip=True)
+    before = size_mb(home)
+    python = home / "bin" / "python"
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"]
+    subprocess.run([*pip, str(wheel)], check=True, timeout=600)
+    added = size_mb(home) - before
+    answer = subprocess.run([home / "bin" / "simkit", "predict", "--cluster", "50x3080"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert answer.returncode == 0, answer.stderr
+    assert "bert-large" in answer.stdout
+    where = subprocess.run([python, "-c", "import simkit; print(simkit.__file__)"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert str(home) in where.stdout
+    listed = subprocess.run([python, "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True, check=True).stdout
+    assert not [name for name in KEPT_OUT if f"\n{name}==" in f"\n{listed}"]
+    assert added <= LIMIT_MB, f"the base install adds {added:.0f} MB"

@@ -1,0 +1,1 @@
+"""Measured tables and the architectures that only they name; `simkit.spec.models` reads `models.csv`."""
