@@ -30,7 +30,7 @@ _ASCII = str.maketrans(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """A table to be drawn; `heads` may be empty. right: indices of columns set flush right; styles: rich's, by column."""
+    """A table to be drawn. `heads` may be empty; right: indices of columns set right; styles: rich's, a column."""
 
     heads: Sequence[str] = ()
     rows: Sequence[Sequence[str]]

@@ -56,7 +56,18 @@ def complaint(*arguments: str, cwd: Path = ROOT) -> str:
 
 def test_help_and_version() -> None:
     assert simkit().stdout == simkit("--help").stdout
-    for command in ("predict", "compare", "validate", "trace", "count", "devices", "links", "models", "methods"):
+    for command in (
+        "predict",
+        "compare",
+        "validate",
+        "calibrate",
+        "trace",
+        "count",
+        "devices",
+        "links",
+        "models",
+        "methods",
+    ):
         assert f"  {command} " in simkit("--help").stdout
         text = simkit(command, "--help").stdout
         assert f"simkit {command}" in text
@@ -194,6 +205,9 @@ BAD = {
     ("links", "show", "11gbe"): ("gbe",),
     ("models", "no-such-thing-here"): ("simkit models",),
     ("methods", "acp"): ("acp-sgd",),
+    ("calibrate",): ("--data",),
+    ("calibrate", "--data", "missing"): ("missing", "folder"),
+    ("calibrate", "--data", "tests", "--dir", "missing"): ("--dir", "folder"),
     ("validate", "missing.csv"): ("does not exist",),
     ("validate", "."): ("directory",),
     ("trace", *SMALL, "--output", "/no/such/folder/t.json"): ("cannot be written",),
