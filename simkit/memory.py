@@ -17,12 +17,13 @@ Sources: Rajbhandari et al., ZeRO (arXiv 1910.02054, section 3); Korthikanti et 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 from simkit import plugins
 from simkit.price import Compute
 from simkit.program import Program
-from simkit.report import Memory
 from simkit.spec.hardware import Device
 from simkit.spec.model import ConvSpec, Model, TransformerSpec
 from simkit.spec.plan import DTYPE_BYTES, Plan
@@ -36,6 +37,21 @@ WORKSPACE_BYTES = 128 * MIB
 CONTEXT_BYTES = {"volta": 420 * MIB, "turing": 420 * MIB, "pascal": 350 * MIB}
 CONTEXT_DEFAULT_BYTES = 520 * MIB
 """CUDA context, loaded kernels and NCCL: assumed from the 0.3 GB of contexts since CUDA 11.7 plus library images."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes per device, itemised, with the verdict. capacity_bytes is what a job can use: the driver's figure less the
+    context and the reserve."""
+
+    items_bytes: Mapping[str, float]
+    allocated_bytes: float
+    reserved_bytes: float
+    device_bytes: float
+    capacity_bytes: float
+    fits: bool
+    why_not: str = ""
+    way_out: str = ""
 
 
 def memory(program: Program, model: Model, *, plan: Plan, device: Device, compute: Compute, exchange_bytes: float, reserve_bytes: float) -> Memory:

@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from simkit.memory import Memory
 from simkit.timeline import Timeline
+
+__all__ = ["Memory", "Report", "Sensitivity", "Term"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,21 +35,6 @@ class Sensitivity:
     elasticity: float
     value: str
     note: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """Bytes per device, itemised, with the verdict. capacity_bytes is what a job can use: the driver's figure less the
-    context and the reserve."""
-
-    items_bytes: Mapping[str, float]
-    allocated_bytes: float
-    reserved_bytes: float
-    device_bytes: float
-    capacity_bytes: float
-    fits: bool
-    why_not: str = ""
-    way_out: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
