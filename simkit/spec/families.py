@@ -69,7 +69,11 @@ def families() -> dict[str, dict[str, Any]]:
     def resolve(name: str) -> dict[str, Any]:
         own = dict(raw[name])
         base = resolve(own.pop("like")) if "like" in own else {}
-        return {**base, **own, "defaults": {**base.get("defaults", {}), **own.get("defaults", {})}}
+        defaults = own.get("defaults", {})
+        # A family may call a quantity by another name than the one it is like: the inherited name must not win.
+        renamed = {k for keys in KEYS.values() if any(k in defaults for k in keys) for k in keys}
+        inherited = {k: v for k, v in base.get("defaults", {}).items() if k not in renamed}
+        return {**base, **own, "defaults": {**inherited, **defaults}}
 
     return {name: resolve(name) for name in raw}
 

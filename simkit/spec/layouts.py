@@ -58,7 +58,8 @@ _GPT2 = Layout(
 _FALCON = Layout(
     embed="transformer.word_embeddings", block="transformer.h.{}.", qkv=("self_attention.query_key_value",),
     out="self_attention.dense", attention_order=("q", "out"), mlp=("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
-    norms=("input_layernorm", "post_attention_layernorm"), final_norm="transformer.ln_f",
+    norms=("input_layernorm", "post_attention_layernorm"), block_order=("attention", "mlp", "norm1", "norm0"),
+    final_norm="transformer.ln_f",
 )
 _GEMMA2 = replace(
     LLAMA,
@@ -108,7 +109,9 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType({
     ),
     "falcon": _FALCON,
     "falcon_one_norm": replace(_FALCON, norms=("input_layernorm",), block_order=("attention", "mlp", "norm0")),
-    "falcon_two_norms": replace(_FALCON, norms=("ln_attn", "ln_mlp")),
+    "falcon_two_norms": replace(
+        _FALCON, norms=("ln_attn", "ln_mlp"), block_order=("attention", "mlp", "norm0", "norm1"),
+    ),
     "opt": Layout(
         embed="model.decoder.embed_tokens", position="model.decoder.embed_positions", block="model.decoder.layers.{}.",
         qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), out="self_attn.out_proj",
