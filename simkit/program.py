@@ -17,6 +17,11 @@ from numpy.typing import NDArray
 from simkit.roofline import GEMM, MEMORY, Array, Columns
 
 BASIS = ("1", "b", "s", "b·s", "b·s²")
+SCORES = 4
+"""Where `BASIS` holds the monomial of attention scores."""
+NBYTES, SAVED = 4, 5
+"""Where `Ops.coefficients` holds bytes moved and bytes saved."""
+RECOMPUTE = ("none", "selective", "full")
 ONE, B, S, BS, BSS = np.eye(len(BASIS))
 ZERO = np.zeros(len(BASIS))
 
@@ -109,10 +114,16 @@ class Ops:
 
 def ops(written: list[Op], order: Iterable[int]) -> Ops:
     """The struct of arrays of some operators and the order in which they run; equal operators share a row."""
-    table = np.array([[o.batch, o.m, o.n, o.k, o.nbytes, o.saved] for o in written]).reshape(len(written), 6, len(BASIS))
+    vectors = [[o.batch, o.m, o.n, o.k, o.nbytes, o.saved] for o in written]
+    table = np.array(vectors).reshape(len(written), 6, len(BASIS))
     rows: dict[tuple[object, ...], int] = {}
-    row_of = [rows.setdefault((o.kind, o.module, o.kernels, table[i].tobytes()), len(rows)) for i, o in enumerate(written)]
-    first = [row_of.index(r) for r in range(len(rows))]
+    row_of: list[int] = []
+    first: list[int] = []
+    for i, o in enumerate(written):
+        row = rows.setdefault((o.kind, o.module, o.kernels, table[i].tobytes()), len(rows))
+        if row == len(first):
+            first.append(i)
+        row_of.append(row)
     sequence = np.array([row_of[i] for i in order], dtype=np.int64)
     return Ops(
         names=tuple(written[i].name for i in first),
@@ -126,12 +137,25 @@ def ops(written: list[Op], order: Iterable[int]) -> Ops:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Blocks:
+    """The repeated blocks of a network, in forward order: what activation recomputation replays.
+
+    counts: shape (blocks, forward rows), how often a block runs each row. starts: position in `backward.order` before
+    which a block is replayed. inputs: shape (blocks, 5), bytes of what enters a block.
+    """
+
+    counts: Array
+    starts: NDArray[np.int64]
+    inputs: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Program:
     """One micro-batch of training on one device.
 
     ready: for each gradient, in the order in which back-propagation finishes them, the position in `backward.order`
-    after which it is complete; tensor_index: its index in `Model.tensors`. The `logits_bytes` polynomial is
-    what the last layer materialises beside the saved activations; workspace likewise.
+    after which it is complete; tensor_index: its index in `Model.tensors`. logits: bytes that the vocabulary head
+    materialises beside the saved activations, coefficients over BASIS.
     """
 
     forward: Ops
@@ -141,7 +165,35 @@ class Program:
     logits: Array
     model_flops: Array
     """FLOPs of one forward pass of matrix products, coefficients over BASIS, no recomputation (the M of MFU)."""
+    blocks: Blocks
     notes: tuple[str, ...] = ()
+
+    def replayed(self, recompute: str) -> Array:
+        """How often back-propagation runs each forward row of each block again, shape (blocks, forward rows).
+
+        ``full``: the whole block. ``selective``: the operators that touch attention scores, whose bytes grow with b·s²
+        (Korthikanti et al., arXiv 2205.05198, section 5); with flash attention there are none.
+        """
+        if recompute == "full":
+            return self.blocks.counts
+        if recompute == "selective":
+            return np.where(self.forward.coefficients[NBYTES][SCORES] > 0.0, self.blocks.counts, 0.0)
+        return np.zeros_like(self.blocks.counts)
+
+    def kept_bytes(self, monomials: Array, recompute: str = "none") -> float:
+        """Bytes of activations held when back-propagation starts, at monomials of shape (5,).
+
+        What is replayed is not kept, but for the one block that is being replayed; ``full`` keeps the blocks' inputs.
+        """
+        saved = monomials @ self.forward.coefficients[SAVED]
+        total = float(saved @ self.forward.counts)
+        dropped = self.replayed(recompute) @ saved
+        if not dropped.any():
+            return total
+        kept = total - float(dropped.sum()) + float(dropped.max())
+        if recompute == "full":
+            kept += float((self.blocks.inputs @ monomials).sum())
+        return min(kept, total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +216,7 @@ class Recorder:
         self._row: tuple[dict[int, int], dict[int, int]] = ({}, {})
         self._forward: list[int] = []
         self._backward: list[tuple[int, tuple[str, ...]]] = []
+        self._blocks: list[tuple[int, int, int, Array]] = []
 
     def _index(self, op: Op, side: int) -> int:
         rows = self._row[side]
@@ -172,17 +225,30 @@ class Recorder:
             self._unique[side].append(op)
         return rows[id(op)]
 
-    def add(self, nodes: Iterable[Node], rename: dict[str, tuple[str, ...]] | None = None) -> None:
-        """Appends nodes; `rename` maps the keys in `Op.trains` to tensor names (identity where absent)."""
+    def add(
+        self, nodes: Iterable[Node], rename: dict[str, tuple[str, ...]] | None = None, *, block: Array | None = None
+    ) -> None:
+        """Appends nodes; `rename` maps the keys in `Op.trains` to tensor names (identity where absent). block: the
+        nodes are one repeated block, and these are the bytes of its input."""
         names = rename or {}
+        begin = len(self._forward)
         for node in nodes:
             self._forward += [self._index(op, 0) for op in node.forward]
             # Stored reversed: `program` turns the whole list round once.
             for op in reversed(node.backward):
                 trained = tuple(n for key in op.trains for n in names.get(key, (key,)))
                 self._backward.append((self._index(op, 1), trained))
+        if block is not None:
+            self._blocks.append((begin, len(self._forward), len(self._backward), block))
 
-    def program(self, tensor_names: Iterable[str], *, logits: Array = ZERO, model_flops: Array | None = None, notes: tuple[str, ...] = ()) -> Program:
+    def program(
+        self,
+        tensor_names: Iterable[str],
+        *,
+        logits: Array = ZERO,
+        model_flops: Array | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> Program:
         """The Program. Raises ValueError when a tensor is trained by no operator: its gradient would never be ready."""
         sequence = self._backward[::-1]
         done: dict[str, int] = {}
@@ -194,13 +260,25 @@ class Recorder:
         if missing:
             raise ValueError(f"no operator completes the gradient of {missing[:3]}")
         ready = sorted((position, -index[name]) for name, position in done.items() if name in index)
-        flops = model_flops if model_flops is not None else np.sum([self._unique[0][i].flops for i in self._forward], axis=0)
+        forward = ops(self._unique[0], self._forward)
+        if model_flops is None:
+            model_flops = np.sum([self._unique[0][i].flops for i in self._forward], axis=0)
         return Program(
-            forward=ops(self._unique[0], self._forward),
+            forward=forward,
             backward=ops(self._unique[1], [row for row, _ in sequence]),
             ready=np.array([position for position, _ in ready], dtype=np.int64),
             tensor_index=np.array([-negative for _, negative in ready], dtype=np.int64),
             logits=logits,
-            model_flops=flops,
+            model_flops=model_flops,
+            blocks=self._found(forward),
             notes=notes,
+        )
+
+    def _found(self, forward: Ops) -> Blocks:
+        rows, last = len(forward), len(self._backward)
+        counts = [np.bincount(forward.order[begin:end], minlength=rows) for begin, end, _, _ in self._blocks]
+        return Blocks(
+            counts=np.array(counts, dtype=float).reshape(len(counts), rows),
+            starts=np.array([last - stop for _, _, stop, _ in self._blocks], dtype=np.int64),
+            inputs=np.array([entering for *_, entering in self._blocks]).reshape(len(counts), len(BASIS)),
         )

@@ -7,9 +7,10 @@ fused attention         forward, and 2.5 times as many FLOPs backward, since the
 everything else         moves its bytes: forward reads and writes, backward reads what forward read and, for each
                         element written, one gradient in and one out
 
-The loss of a traced network is unknown and left out. Saved for the backward pass: the inputs of products and norms, the
-operands and the result of attention, the outputs of curved functions; ReLU and pooling keep what the next product keeps
-anyway.
+The loss of a traced network is unknown and left out. Saved for the backward pass: the inputs of products, norms and
+max pools, the operands and the result of attention, the outputs of curved functions; ReLU keeps what the next operator
+keeps anyway. A product that reads another size than was just written reads an earlier tensor (a shortcut, the second
+branch of a gated MLP); where a product has kept one of that size it is the same one.
 """
 
 from __future__ import annotations
@@ -35,17 +36,23 @@ def build(model: Model, numerics: Numerics) -> Program:
     shapes = {t.name: t.numel for t in model.tensors}
     recorder = Recorder()
     first = next((i for i, op in enumerate(spec.ops) if op.kind in PRODUCTS and op.tensors), -1)
+    kept: set[float] = set()
+    written = 0.0
     for position, op in enumerate(spec.ops):
         weights = float(sum(shapes[name] for name in op.tensors))
-        recorder.add([_node(op, weights, numerics, first=position == first)])
+        again = bool(op.tensors) and op.read_elements != written and op.read_elements in kept
+        recorder.add([_node(op, weights, numerics, first=position == first, again=again)])
+        written = op.write_elements
+        if op.kind in PRODUCTS:
+            kept.add(op.read_elements)
     return recorder.program([t.name for t in model.tensors])
 
 
-def _node(op: TracedOp, weights: float, numerics: Numerics, *, first: bool) -> Node:
+def _node(op: TracedOp, weights: float, numerics: Numerics, *, first: bool, again: bool) -> Node:
     if op.kind == "attention":
         return _attention(op, numerics)
     if op.kind in PRODUCTS:
-        return _product(op, weights, numerics, first=first)
+        return _product(op, weights, numerics, first=first, again=again)
     return _moves(op, weights, numerics)
 
 
@@ -61,7 +68,7 @@ def _sides(op: TracedOp) -> tuple[Array, Array, Array, Array, Array]:
     return batch, m, n, k, flops
 
 
-def _product(op: TracedOp, weights: float, numerics: Numerics, *, first: bool) -> Node:
+def _product(op: TracedOp, weights: float, numerics: Numerics, *, first: bool, again: bool) -> Node:
     e, cast = numerics.element_bytes, numerics.cast_bytes if op.tensors else 0.0
     batch, m, n, k, flops = _sides(op)
     nbytes, kind = _nbytes(op, e), PRODUCTS[op.kind]
@@ -74,7 +81,7 @@ def _product(op: TracedOp, weights: float, numerics: Numerics, *, first: bool) -
             saved=saved, trains=trains,
         )
 
-    forward = [product("", m, n, k, saved=e * op.read_elements * B)]
+    forward = [product("", m, n, k, saved=ZERO if again else e * op.read_elements * B)]
     backward = [] if first else [product(".dgrad", m, k, n)]
     backward.append(product(".wgrad", n, k, m, trains=() if cast else op.tensors))
     if cast:
@@ -109,7 +116,7 @@ def _moves(op: TracedOp, weights: float, numerics: Numerics) -> Node:
         saved = e * op.read_elements * B
     elif name.startswith("max_pool"):
         # Of three four-byte elements written two are the eight-byte index of the maximum, which is kept.
-        saved = FP32_BYTES * op.write_elements * 2.0 / 3.0 * B
+        saved = (e * op.read_elements + FP32_BYTES * op.write_elements * 2.0 / 3.0) * B
     elif name.strip("_") in CURVED:
         saved = e * op.write_elements * B
     return Node(
