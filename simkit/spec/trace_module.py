@@ -12,17 +12,15 @@ import importlib
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from simkit.errors import InputError, unknown
 from simkit.spec.model import Model, Tensor, TracedOp, TracedSpec
+from simkit.spec.trace_inputs import TOKENS, Inputs, candidates
 
 BATCHES = (2, 3)
-IMAGE_SIZES = (224, 32, 28)
-TOKENS = 128
-INPUT_NAMES = ("example_inputs", "simkit_input")
 SIDES = ("batch", "m", "n", "k")
 HINT = "give the module a method example_inputs(batch) that returns its inputs"
 GATHERS = ("embedding", "index_select", "gather", "index")
@@ -132,17 +130,12 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:160]}" if text else type(error).__name__
 
 
-# -- inputs -----------------------------------------------------------------------------------------------------------
-
-Inputs = Callable[[int], Any]
-
-
 def _first_that_runs(
     torch: Any, module: Any, names: dict[int, str], name: str
 ) -> tuple[list[tuple[Any, ...]], str, Inputs]:
     """The trace of the smaller batch, what was fed, and how to make that for another batch."""
     reasons: list[str] = []
-    for label, make in _candidates(torch, module):
+    for label, make in candidates(torch, module):
         try:
             return _record(torch, module, names, make(BATCHES[0])), label, make
         except Exception as error:
@@ -150,76 +143,6 @@ def _first_that_runs(
     what = f"runs with none of the {len(reasons)} inputs tried ({reasons[0]})"
     raise InputError(what, key="model", value=name, hint=HINT)
 
-
-def _candidates(torch: Any, module: Any) -> Iterator[tuple[str, Inputs]]:
-    for name in INPUT_NAMES:
-        given = getattr(module, name, None)
-        if given is not None:
-            yield _label(torch, given, name), _declared(torch, given)
-            return
-    layers = [m for m in module.modules() if any(True for _ in m.parameters(recurse=False))]
-    first = layers[0] if layers else None
-    tokens = (f"tokens of shape (batch, {TOKENS})", lambda b: torch.zeros((b, TOKENS), dtype=torch.long, device="meta"))
-
-    def floats(kind: str, *shape: int) -> tuple[str, Inputs]:
-        label = f"{kind} of shape (batch, {', '.join(map(str, shape))})"
-        return label, lambda b: torch.empty((b, *shape), device="meta")
-
-    if isinstance(first, torch.nn.Embedding):
-        yield tokens
-    if isinstance(first, torch.nn.RNNBase):
-        yield floats("sequences", TOKENS, first.input_size)
-    channels = next((m.in_channels for m in layers if isinstance(m, torch.nn.Conv2d)), 3)
-    width = next((m.in_features for m in layers if isinstance(m, torch.nn.Linear)), None)
-    width = getattr(next((m for m in layers if isinstance(m, torch.nn.MultiheadAttention)), None), "embed_dim", width)
-    images = [floats("images", channels, size, size) for size in IMAGE_SIZES]
-    vectors = [] if width is None else [floats("vectors", width), floats("sequences", TOKENS, width)]
-    if isinstance(first, torch.nn.MultiheadAttention):
-        vectors.reverse()
-    vectors_first = isinstance(first, (torch.nn.Linear, torch.nn.MultiheadAttention))
-    yield from (*vectors, *images) if vectors_first else (*images, *vectors)
-    yield tokens
-
-
-def _declared(torch: Any, given: Any) -> Inputs:
-    """Inputs as the module declares them; those of an attribute have the batch as their first dimension."""
-
-    def resize(value: Any, batch: int) -> Any:
-        if isinstance(value, torch.Tensor):
-            shape = (batch, *value.shape[1:]) if value.dim() else ()
-            return torch.empty(shape, dtype=value.dtype, device="meta")
-        if isinstance(value, dict):
-            return {k: resize(v, batch) for k, v in value.items()}
-        return type(value)(resize(v, batch) for v in value) if isinstance(value, (tuple, list)) else value
-
-    def move(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value.to("meta")
-        if isinstance(value, dict):
-            return {k: move(v) for k, v in value.items()}
-        return type(value)(move(v) for v in value) if isinstance(value, (tuple, list)) else value
-
-    if callable(given):
-        return lambda batch: move(given(batch))
-    return lambda batch: resize(given, batch)
-
-
-def _label(torch: Any, given: Any, name: str) -> str:
-    """``tokens``, ``images`` or ``inputs``, judged by the first tensor."""
-    try:
-        value = given(1) if callable(given) else given
-    except Exception:
-        return f"inputs from {name}"
-    while isinstance(value, (tuple, list, dict)) and value:
-        value = next(iter(value.values())) if isinstance(value, dict) else value[0]
-    if not isinstance(value, torch.Tensor):
-        return f"inputs from {name}"
-    if not value.is_floating_point() and value.dim() == 2:
-        return f"tokens from {name}"
-    return f"images from {name}" if value.dim() == 4 else f"inputs from {name}"
-
-
-# -- recording --------------------------------------------------------------------------------------------------------
 
 Raw = tuple[Any, ...]
 """(name, kind, (batch, m, n, k), read, written, parameter names)"""
@@ -246,7 +169,36 @@ def _tensors(torch: Any, module: Any) -> tuple[Tensor, ...]:
 
 
 def _record(torch: Any, module: Any, names: dict[int, str], inputs: Any) -> list[Raw]:
-    """The operators of one forward pass, in training mode, where the fused paths of inference are off."""
+    """The operators of one forward pass on the meta device or, where a network asks for the kind of its device
+    (autocast, device checks), on tensors that pretend to be on a CPU."""
+    try:
+        return _recorded(torch, module, names, lambda: _call(module, inputs))
+    except Exception as error:
+        try:
+            return _pretend(torch, module, inputs)
+        except Exception:
+            raise error from None
+
+
+def _pretend(torch: Any, module: Any, inputs: Any) -> list[Raw]:
+    """The same with fake tensors, which have a device but, like meta tensors, no values."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+
+        def fake(t: Any) -> Any:
+            return torch.empty(t.shape, dtype=t.dtype, device="cpu") if isinstance(t, torch.Tensor) else t
+
+        held = {n: fake(t) for n, t in (*module.named_parameters(), *module.named_buffers())}
+        names = {held[n].untyped_storage()._cdata: n for n, _ in module.named_parameters()}
+        keywords = {k: fake(v) for k, v in inputs.items()} if isinstance(inputs, dict) else {}
+        values = () if keywords else tuple(map(fake, inputs if isinstance(inputs, (tuple, list)) else (inputs,)))
+        call = torch.func.functional_call
+        return _recorded(torch, module, names, lambda: call(module, held, values, keywords))
+
+
+def _recorded(torch: Any, module: Any, names: dict[int, str], run: Callable[[], Any]) -> list[Raw]:
+    """The operators that `run` dispatches, in training mode, where the fused paths of inference are off."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     out: list[Raw] = []
@@ -283,7 +235,7 @@ def _record(torch: Any, module: Any, names: dict[int, str], inputs: Any) -> list
         functional.scaled_dot_product_attention = as_one(kept["scaled_dot_product_attention"], _attention)
         functional.dropout = as_one(kept["dropout"], _dropout)
         with Dispatch():
-            _call(module, inputs)
+            run()
     finally:
         for name, function in kept.items():
             setattr(functional, name, function)

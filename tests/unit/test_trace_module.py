@@ -148,6 +148,20 @@ def number():
 constant = 3
 
 
+class Autocast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(50, 16)
+        self.linear = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 50, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        with torch.autocast(device_type=x.device.type, enabled=False):
+            return self.head(self.linear(x))
+
+
 def tied_on_cpu():
     with torch.device("cpu"):
         return Tied()
@@ -209,6 +223,14 @@ def test_tied_weight_is_one_tensor_used_twice(nets: Path) -> None:
     assert users == ["embed.embedding", "head.mm"]
     assert net.input_kind == "tokens"
     assert net.default_seq_len == 128
+
+
+def test_networks_that_ask_for_their_device_are_traced(nets: Path) -> None:
+    """Autocast refuses the meta device, as in the rotary embeddings of public Llama code."""
+    net = traced("Autocast")
+    assert flops_per_sample(net) == 2 * 128 * (16 * 16 + 16 * 50)
+    assert net.params == 50 * 16 + 16 * 16 + 16
+    assert {t for op in net.spec.ops for t in op.tensors} == {t.name for t in net.tensors}  # type: ignore[union-attr]
 
 
 def test_ties_survive_the_move_to_the_meta_device(nets: Path) -> None:
