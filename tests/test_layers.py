@@ -21,13 +21,26 @@ LAYERS = (
     "price memory count",
     "timeline exchange des",
     "report render render_tables render_text evaluate intervals planner cost predict sweep search operators",
-    "validate calibrate calibrate_links calibrate_samples calibrate_devices calibrate_runs measure trace plot plot_figures "
-    "plot_page dashboard compare",
+    "validate calibrate calibrate_links calibrate_samples calibrate_devices calibrate_runs measure",
+    "trace plot plot_figures plot_page dashboard compare",
     "commands cli",
 )
 """A module may import from its own line and from those above it."""
 LAYER = {name: i for i, line in enumerate(LAYERS) for name in line.split()}
-HEAVY = frozenset("pydantic simpy pandas scipy plotly torch torchvision yaml rich dash dask pyarrow safetensors".split())
+HEAVY = {
+    "pydantic",
+    "simpy",
+    "yaml",
+    "rich",
+    "pandas",
+    "scipy",
+    "plotly",
+    "torch",
+    "dash",
+    "dask",
+    "pyarrow",
+    "safetensors",
+}
 MAX_FILE, MAX_FUNCTION = 450, 70
 LARGE: dict[str, int] = {}
 """Files and functions (`file` or `file:function`) above the caps, with a size they may only fall below."""
