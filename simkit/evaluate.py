@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -16,9 +16,10 @@ from simkit.report import Memory
 from simkit.spec.hardware import Device
 from simkit.spec.model import Model
 from simkit.spec.plan import DTYPE_BYTES, Plan
+from simkit.spec.priors import prior
 from simkit.spec.resolve import Resolved
 from simkit.spec.stack import Stack
-from simkit.timeline import Timeline, schedule
+from simkit.timeline import Step, Timeline, schedule
 from simkit.units import GIB
 from simkit.workloads import Numerics, program
 
@@ -68,13 +69,14 @@ def evaluate(resolved: Resolved, *, scales: Scales = UNSCALED, spans: bool = Fal
     # Synchronous training runs at the pace of the slowest device, never at the mean.
     device, priced, cost = max(per_device, key=lambda item: item[3])[:3]
     fp32 = pricing(device, "fp32", stack, calibration=calibrated).law
-    eager = stack.calibration.get("eager") if calibrated else None
-    message_s = eager.get("message_s", 0.0) if eager is not None else 0.0
+    message = stack.calibration.get("message") if calibrated else None
+    message_s = message["seconds"] if message is not None else 0.0
     traded = exchange(
         work, model, plan=plan, compute=cost, law=scaled(fp32, scales), cluster=resolved.cluster,
         optimizer_s=optimizer_seconds(model.params, len(model.tensors), plan, stack, scaled(priced.law, scales)),
         host_s=priced.host_s * scales.host_s, message_s=message_s * scales.host_s, scales=scales,
     )
+    traded = replace(traded, steps=tuple(interfered(step, prior("interference", "seconds_per_second", 0.0) if calibrated else 0.0) for step in traded.steps))
     timelines = tuple(schedule(step, spans=spans) for step in traded.steps)
     return Evaluation(
         end_s=_mean([t.end_s for t in timelines]),
@@ -87,6 +89,20 @@ def evaluate(resolved: Resolved, *, scales: Scales = UNSCALED, spans: bool = Fal
         device=device,
         pricing=priced,
     )
+
+
+def interfered(step: Step, rho: float) -> Step:
+    """The step with back-propagation slowed by the collectives that run beside it.
+
+    NCCL's kernels take processors and memory bandwidth: a second of hidden communication costs rho seconds of compute.
+    hidden = busy network - exposed communication of the undisturbed step; every backward segment is stretched alike.
+    """
+    hidden_total = float(step.backward_s.sum())
+    if rho <= 0.0 or step.overlap == "none" or not len(step.ready) or hidden_total <= 0.0:
+        return step
+    quiet = schedule(step)
+    hidden = max(quiet.busy_s.get("comm", 0.0) - quiet.breakdown.get("exposed_comm_s", 0.0), 0.0)
+    return replace(step, backward_s=step.backward_s * (1.0 + rho * min(hidden, hidden_total) / hidden_total))
 
 
 def _mean(values: list[float]) -> float:

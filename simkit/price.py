@@ -77,7 +77,8 @@ def pricing(device: Device, dtype: str, stack: Stack, *, fp16_accumulate: bool =
     sustained = fits.get("sustained")
     eager = stack.calibration.get("eager") if calibration else None
     arithmetic = "fp32" if dtype == "fp32" or dtype not in device.peak_flops else "tensor"
-    conv = prior(f"conv.{arithmetic}", "factor", 1.0) if calibration else 1.0
+    library = stack.calibration.get("conv") if calibration else None
+    conv = library.get(arithmetic, 1.0) if library is not None else 1.0
     evidence["sustained"] = sustained.evidence if sustained is not None else "assumed"
     evidence["stack"] = eager.evidence if eager is not None else "assumed"
     law = Law(
@@ -87,12 +88,12 @@ def pricing(device: Device, dtype: str, stack: Stack, *, fp16_accumulate: bool =
         sm_count=float(device.sm_count or max(1, round(flops / 1e12))),
         memory_Bps=device.memory_Bps * fraction,
         conv=conv,
-        elementwise=eager["elementwise"] if eager is not None else 1.0,
+        elementwise=eager.get("elementwise", 1.0) if eager is not None else 1.0,
         kernel_s=kernel_s,
         sustained=sustained["factor"] if sustained is not None else 1.0,
         element_bytes=DTYPE_BYTES[dtype],
     )
-    host_s = eager["host_s"] if eager is not None else 0.0
+    host_s = eager.get("host_s", 0.0) if eager is not None else 0.0
     return Pricing(law=law, evidence=MappingProxyType(evidence), host_s=host_s, warnings=(warning,) if warning else ())
 
 

@@ -10,7 +10,10 @@ half of what the silicon does are not limited by power and reach their cap.
 
 from __future__ import annotations
 
+import math
 import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib.resources import files
 
@@ -24,18 +27,52 @@ DEFAULT_KERNEL_S = 3e-6
 POWER_EXPONENT = 0.45
 
 
-@lru_cache(maxsize=1)
-def priors() -> dict[str, Fit]:
+_instead: list[Mapping[str, Fit]] = []
+
+
+@contextmanager
+def replaced(trial: Mapping[str, Fit]) -> Iterator[None]:
+    """Within the block, `trial` stands for the file: `simkit calibrate` tries what it has not written yet."""
+    _instead.append(trial)
+    try:
+        yield
+    finally:
+        _instead.pop()
+
+
+def set_trial(trial: Mapping[str, Fit]) -> None:
+    """Within `replaced`: takes `trial` instead from now on."""
+    _instead[-1] = trial
+
+
+def priors() -> Mapping[str, Fit]:
     """The fitted tables of ``hwprofiles/priors.toml``."""
+    return _instead[-1] if _instead else _shipped()
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> Mapping[str, Fit]:
     text = files("simkit.hwprofiles").joinpath("priors.toml").read_text(encoding="utf-8")
     return {k: fit(k, v, "priors.toml") for k, v in tomllib.loads(text).get("calibration", {}).items()}
+
+
+def pools(device: Device, dtype: str) -> tuple[str, ...]:
+    """Names of the priors a device and dtype belong to, closest first: same processor (architecture and FLOP per clock
+    of one SM: an A100 is another chip than an A40, and a GeForce runs at half of its silicon's rate), same
+    architecture, all devices."""
+    arithmetic = "fp32" if dtype == "fp32" else "tensor"
+    names = [f"gemm.{arithmetic}.{device.architecture}", f"gemm.{arithmetic}"]
+    peak_flops = device.peak_flops.get(dtype)
+    if peak_flops and device.sm_count and device.boost_hz:
+        per_clock = 2 ** round(math.log2(peak_flops / (device.sm_count * device.boost_hz)))
+        names.insert(0, f"{names[0]}.{per_clock}")
+    return tuple(names)
 
 
 def gemm_prior(device: Device, dtype: str, peak_flops: float) -> tuple[float, float, str]:
     """(ceiling, depth, one line saying where they come from) of a device and dtype nobody measured."""
     table = priors()
-    arithmetic = "fp32" if dtype == "fp32" else "tensor"
-    prior = table.get(f"gemm.{arithmetic}.{device.architecture}") or table.get(f"gemm.{arithmetic}")
+    prior = next((table[pool] for pool in pools(device, dtype) if pool in table), None)
     if prior is None:
         return DEFAULT_CEILING, DEFAULT_DEPTH, "default ceiling, nothing measured"
     ceiling = prior["ceiling"]
@@ -43,6 +80,11 @@ def gemm_prior(device: Device, dtype: str, peak_flops: float) -> tuple[float, fl
         u = device.power_w / (peak_flops / 1e12)
         ceiling = min(prior["cap"], ceiling * (u / prior["watt_per_tflops"]) ** prior["exponent"])
     return ceiling, prior["depth"], f"prior {prior.name}"
+
+
+def forget() -> None:
+    """Reads the file again when next asked."""
+    _shipped.cache_clear()
 
 
 def prior(name: str, key: str, default: float) -> float:
