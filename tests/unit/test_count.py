@@ -1,4 +1,4 @@
-"""Counts, caches and FLOPs against the values of shared/cases.md and against hand computation."""
+"""Counts, caches and FLOPs against values of public reports (BR-numbers) and against hand computation."""
 
 from __future__ import annotations
 
