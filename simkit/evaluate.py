@@ -44,8 +44,8 @@ class Evaluation:
 
 
 @lru_cache(maxsize=512)
-def numerics(plan: Plan, stack: Stack) -> Numerics:
-    """What the workload must know of a plan."""
+def numerics(plan: Plan, stack: Stack, windowed: bool = False) -> Numerics:
+    """What the workload must know of a plan. windowed: sequences exceed the sliding window of the network."""
     element = DTYPE_BYTES[plan.precision]
     return Numerics(
         element_bytes=max(element, 2.0),
@@ -53,6 +53,7 @@ def numerics(plan: Plan, stack: Stack) -> Numerics:
         attention=plan.attention,
         compiled=plan.compile,
         head_share=stack.mlm_positions,
+        windowed=windowed,
     )
 
 
@@ -64,7 +65,8 @@ def evaluate(resolved: Resolved, *, scales: Scales = UNSCALED, spans: bool = Fal
     """Prices and arranges one step of a resolved scenario."""
     plan, model, stack = resolved.plan, resolved.model, resolved.stack
     calibrated = bool(resolved.scenario.get("calibration", True))
-    work = program(model, numerics(_numerics_key(plan), stack))
+    window = getattr(model.spec, "window", None)
+    work = program(model, numerics(_numerics_key(plan), stack, window is not None and plan.seq_len > window))
     per_device = [_on(d, work, plan, stack, calibrated, scales) for d in dict.fromkeys(resolved.cluster.devices)]
     # Synchronous training runs at the pace of the slowest device, never at the mean.
     device, priced, cost = max(per_device, key=lambda item: item[3])[:3]

@@ -100,9 +100,9 @@ def exchange(
     """
     backward_s = compute.backward_s[program.backward.order]
     forward_s = compute.total(program.forward, backward=False)
-    total_backward_s = float(backward_s.sum())
-    if plan.recompute == "full":
-        backward_s = backward_s * (1.0 + forward_s / total_backward_s)
+    if plan.recompute != "none":
+        # A block is replayed right before its own backward pass.
+        backward_s[program.blocks.starts] += program.replayed(plan.recompute) @ compute.forward_s
     base = Step(
         forward_s=forward_s,
         backward_s=backward_s,

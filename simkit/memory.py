@@ -1,31 +1,35 @@
 """Bytes per device, itemised, the verdict, and the knob that would make it fit.
 
-Data-parallel training keeps on every device (N parameters, E bytes of an fp32 element):
+Data-parallel training keeps on every device (N parameters, E bytes of a master element, 4 for fp32):
 
-    weights      N·E, and N·2 of their 16-bit copies under mixed precision
+    weights      N·E
+    casts        N_matrix·2 where matrices are multiplied in 16 bits: autocast keeps the copies for the backward pass
     gradients    N·E
     optimizer    0 (SGD), N·E (momentum), 2·N·E (Adam, AdamW, LAMB)
-    activations  what the forward pass keeps for the backward pass (`Op.saved`); full recomputation keeps block inputs only
-    logits       logits, their fp32 copy and their gradient
+    activations  what the forward pass keeps for the backward pass (`Program.kept_bytes`), less what is recomputed
+    logits       logits, their log-softmax and their gradients
     exchange     buffers, error feedback, factors, gathered messages: `compressors/<method>.memory_bytes`
     workspace    cuBLAS and cuDNN scratch
     context      what the driver and the libraries take before the first tensor; not seen by the allocator
 
+weights + gradients + optimizer are the 16 N bytes of ZeRO stage 0 under Adam. All items are taken to be alive at once,
+at the start of back-propagation: gradients stay allocated between steps.
 allocated = all but the context; reserved = allocated · (1 + fragmentation); device = reserved + context.
 Sources: Rajbhandari et al., ZeRO (arXiv 1910.02054, section 3); Korthikanti et al. (arXiv 2205.05198).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 from simkit import plugins
 from simkit.price import Compute
-from simkit.program import Program
+from simkit.program import RECOMPUTE, Program, basis
 from simkit.spec.hardware import Device
-from simkit.spec.model import ConvSpec, Model, TransformerSpec
+from simkit.spec.model import Model, TransformerSpec
 from simkit.spec.plan import DTYPE_BYTES, Plan
 from simkit.units import GIB, MIB, format_bytes
 
@@ -54,39 +58,79 @@ class Memory:
     way_out: str = ""
 
 
-def memory(program: Program, model: Model, *, plan: Plan, device: Device, compute: Compute, exchange_bytes: float, reserve_bytes: float) -> Memory:
-    """The itemised memory of one rank. reserve_bytes: what the user wants kept free."""
+def memory(
+    program: Program,
+    model: Model,
+    *,
+    plan: Plan,
+    device: Device,
+    compute: Compute,
+    exchange_bytes: float,
+    reserve_bytes: float,
+) -> Memory:
+    """The itemised memory of one rank. reserve_bytes: what the user wants kept free; compute: prices recomputation."""
+    element = DTYPE_BYTES[plan.master_dtype]
+    gpu = device.kind == "gpu"
     n = float(model.params)
-    mixed = DTYPE_BYTES[plan.precision] < 4.0
-    activations = _activations(model, plan, float(compute.saved_bytes))
-    items = {
-        "weights": n * DTYPE_BYTES[plan.master_dtype] + (2.0 * n if mixed else 0.0),
-        "gradients": n * DTYPE_BYTES[plan.master_dtype],
-        "optimizer": n * 4.0 * OPTIMIZER_STATES[plan.optimizer],
-        "activations": activations,
-        "logits": float(compute.logits_bytes),
+    fixed = {
+        "weights": n * element,
+        "casts": 2.0 * matrix_params(model) if DTYPE_BYTES[plan.precision] < element else 0.0,
+        "gradients": n * element,
+        "optimizer": n * element * OPTIMIZER_STATES[plan.optimizer],
         "exchange": exchange_bytes,
         "buffers": float(sum(model.buffers.values())),
-        "workspace": float(WORKSPACE_BYTES) if device.kind == "gpu" else 0.0,
+        "workspace": float(WORKSPACE_BYTES) if gpu else 0.0,
     }
-    allocated = sum(items.values())
-    context = float(CONTEXT_BYTES.get(device.architecture, CONTEXT_DEFAULT_BYTES)) if device.kind == "gpu" else 0.0
-    reserved = allocated * (1.0 + FRAGMENTATION)
-    items["fragmentation"] = reserved - allocated
-    items["context"] = context
+    fixed_bytes = sum(fixed.values())
+
+    def moving(micro_batch: float, recompute: str) -> tuple[float, float]:
+        """Activations and logits."""
+        monomials = basis(micro_batch, plan.seq_len)
+        return program.kept_bytes(monomials, recompute), float(monomials @ program.logits)
+
+    def needed(micro_batch: float, recompute: str) -> float:
+        return (fixed_bytes + sum(moving(micro_batch, recompute))) * (1.0 + FRAGMENTATION)
+
+    activations, logits = moving(plan.micro_batch, plan.recompute)
+    allocated = fixed_bytes + activations + logits
+    reserved = needed(plan.micro_batch, plan.recompute)
+    context = float(CONTEXT_BYTES.get(device.architecture, CONTEXT_DEFAULT_BYTES)) if gpu else 0.0
     capacity = device.memory_bytes - context - reserve_bytes
     fits = reserved <= capacity
-    why = "" if fits else f"needs {format_bytes(reserved)}, {device.title} offers {format_bytes(max(capacity, 0.0))}"
+    why = way_out = ""
+    if not fits:
+        why = f"needs {format_bytes(reserved)}, {device.title} offers {format_bytes(max(capacity, 0.0))}"
+        way_out = _way_out(plan, capacity, needed, lambda recompute: replay_share(program, compute, recompute))
+        states = (fixed["weights"] + fixed["gradients"] + fixed["optimizer"] - capacity) / GIB
+        if states > 0:
+            way_out = f"weights, gradients and optimizer alone are {states:.1f} GiB over; {way_out}"
+    items = {k: fixed[k] for k in ("weights", "casts", "gradients", "optimizer")}
+    items |= {"activations": activations, "logits": logits}
+    items |= {k: fixed[k] for k in ("exchange", "buffers", "workspace")}
     return Memory(
-        items_bytes=items,
+        items_bytes=items | {"fragmentation": reserved - allocated, "context": context},
         allocated_bytes=allocated,
         reserved_bytes=reserved,
         device_bytes=reserved + context,
         capacity_bytes=capacity,
         fits=fits,
         why_not=why,
-        way_out="" if fits else _way_out(items, capacity, plan),
+        way_out=way_out,
     )
+
+
+def matrix_params(model: Model) -> float:
+    """Elements of the matrices that autocast multiplies with: no look-up, no vector; a tied table is the head."""
+    spec = model.spec
+    tied = isinstance(spec, TransformerSpec) and spec.tied and spec.has_vocab_head
+    matrices = sum(t.numel for t in model.tensors if len(t.shape) > 1 and t.role != "embedding")
+    return float(matrices + (spec.vocab * spec.hidden if tied and isinstance(spec, TransformerSpec) else 0))
+
+
+def replay_share(program: Program, compute: Compute, recompute: str) -> float:
+    """Seconds that recomputation adds, as a share of the forward and backward pass without it."""
+    plain_s = compute.total(program.forward, backward=False) + compute.total(program.backward, backward=True)
+    return float(program.replayed(recompute).sum(axis=0) @ compute.forward_s) / plain_s if plain_s else 0.0
 
 
 @lru_cache(maxsize=256)
@@ -99,30 +143,35 @@ def exchange_bytes(model: Model, plan: Plan) -> float:
     return float(sum(module.memory_bytes(shapes, plan=plan, ranks=plan.dp).values()))
 
 
-def _activations(model: Model, plan: Plan, saved: float) -> float:
-    """Full recomputation keeps the input of every block and, while one block is recomputed, what that block saves."""
-    if plan.recompute != "full":
-        return saved
-    if isinstance(model.spec, TransformerSpec):
-        blocks = model.spec.layers + model.spec.decoder_layers
-        inputs = blocks * plan.micro_batch * max(plan.seq_len, 1) * model.spec.hidden * DTYPE_BYTES[plan.precision]
-        return min(saved, inputs + saved / max(blocks, 1))
-    if isinstance(model.spec, ConvSpec):
-        return float(saved * 2.0 / max(len(model.spec.layers), 1) ** 0.5)
-    return saved
+def _way_out(
+    plan: Plan, capacity: float, needed: Callable[[float, str], float], added_share: Callable[[str], float]
+) -> str:
+    """The cheapest knob that brings the job under the capacity at the same global batch, as one sentence.
+
+    needed(micro_batch, recompute): reserved bytes; added_share(recompute): what recomputation adds to the compute.
+    """
+    samples = int(plan.micro_batch * plan.grad_accum)
+    sizes = [d for d in _divisors(samples) if d <= plan.micro_batch]
+    stronger = RECOMPUTE[RECOMPUTE.index(plan.recompute) + 1 :]
+    # A smaller micro-batch first, then recomputation at this one, then both.
+    tries = [(d, plan.recompute) for d in sizes if d < plan.micro_batch]
+    tries += [(sizes[0], r) for r in stronger] + [(d, r) for r in stronger for d in sizes[1:]]
+    for micro_batch, recompute in tries:
+        if needed(micro_batch, recompute) > capacity:
+            continue
+        parts = []
+        if micro_batch < plan.micro_batch:
+            parts.append(f"micro_batch={micro_batch} with grad_accum={samples // micro_batch}")
+        if recompute == plan.recompute:
+            return f"{parts[0]} fits"
+        parts.append(f"recompute={recompute}")
+        extra = added_share(recompute) - added_share(plan.recompute)
+        return f"{' and '.join(parts)} fits; recomputation adds {extra:.0%} to the compute"
+    least = min(needed(1, r) for r in (plan.recompute, *stronger))
+    return f"even micro_batch=1 with recomputation needs {format_bytes(least)}: take a larger card, or shard the states"
 
 
-def _way_out(items: dict[str, float], capacity: float, plan: Plan) -> str:
-    """The cheapest knob that brings the job under the capacity, as one sentence."""
-    scaling = items["activations"] + items["logits"]
-    fixed = sum(v for k, v in items.items() if k not in ("activations", "logits", "context", "fragmentation"))
-    room = capacity / (1.0 + FRAGMENTATION) - fixed
-    if room > 0 and plan.micro_batch > 1 and scaling / plan.micro_batch <= room:
-        largest = int(room / (scaling / plan.micro_batch))
-        return f"micro_batch={largest} fits"
-    if room > 0 and plan.recompute == "none":
-        return "recompute=full, with micro_batch=1, may fit"
-    short = (fixed - capacity) / GIB
-    if short > 0:
-        return f"weights, gradients and optimizer alone are {short:.1f} GiB over: take a larger card, sgd instead of {plan.optimizer}, or shard"
-    return "a card with more memory, or a shorter sequence"
+def _divisors(samples: int) -> list[int]:
+    """Divisors, largest first; of a huge number those up to 1000 and their partners."""
+    small = [d for d in range(1, min(math.isqrt(samples), 1000) + 1) if samples % d == 0]
+    return sorted({*small, *(samples // d for d in small)}, reverse=True)

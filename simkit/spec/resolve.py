@@ -13,8 +13,10 @@ from typing import Any
 
 from simkit import plugins
 from simkit.errors import InputError, RefusedError, unknown
-from simkit.spec import models as zoo
 from simkit.spec import cluster as clusters
+from simkit.spec import convnets
+from simkit.spec import models as zoo
+from simkit.spec.build import build
 from simkit.spec.hardware import Cluster, Device
 from simkit.spec.model import ConvSpec, Model, TransformerSpec
 from simkit.spec.plan import Plan
@@ -82,6 +84,8 @@ def resolve(scenario: Scenario) -> Resolved:
     notes: list[str] = []
     warnings: list[str] = []
     net = _model(scenario, notes)
+    if scenario.given("image_size"):
+        net = at_image_size(net, scenario.get("image_size"))
     spec = scenario.get("cluster", DEFAULT_CLUSTER)
     if not scenario.given("cluster"):
         notes.append(f"cluster = {spec}: none given")
@@ -221,12 +225,28 @@ def _seq_len(net: Model, scenario: Scenario, tell: _Teller) -> int:
     return int(seq_len)
 
 
+@lru_cache(maxsize=256)
+def at_image_size(net: Model, size: int) -> Model:
+    """The same network for square images of another side: feature maps, or patches and position rows, change.
+
+    Raises InputError for a side that the patches of a ViT do not divide, or that is too small.
+    """
+    spec = net.spec
+    if isinstance(spec, ConvSpec):
+        return net if size == spec.image_size else convnets.resized(net, size)
+    if not isinstance(spec, TransformerSpec) or spec.kind != "vit" or size == spec.image_size:
+        return net
+    if size < spec.patch or size % spec.patch:
+        near = max(round(size / spec.patch), 1) * spec.patch
+        raise InputError(f"is no multiple of the patch of {net.name}, {spec.patch}", key="image_size", value=size, hint=f"for example {near}")
+    rows = (size // spec.patch) ** 2 + 1
+    resized = build(replace(spec, image_size=size, position_rows=rows, max_positions=0), name=net.name, source=net.source, dtype=net.dtype, buffers=net.buffers)
+    return replace(resized, notes=(*net.notes, f"position table of {rows} rows for images of {size}"))
+
+
 def _image_size(net: Model, scenario: Scenario) -> int:
     if isinstance(net.spec, ConvSpec):
-        size = scenario.get("image_size", net.spec.image_size)
-        if size != net.spec.image_size:
-            raise RefusedError(f"image_size = {size}: {net.name} is described at {net.spec.image_size}")
-        return int(size)
+        return net.spec.image_size
     return int(scenario.get("image_size", 224))
 
 
