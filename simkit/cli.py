@@ -110,8 +110,10 @@ def overview() -> str:
 
 
 def _complain(line: str, code: int) -> int:
+    # A name may hold anything; escape what would move the cursor or start a new line.
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
     try:
-        sys.stderr.write(f"simkit: {line}\n")
+        sys.stderr.write(f"simkit: {shown}\n")
         sys.stderr.flush()
     except OSError:
         pass

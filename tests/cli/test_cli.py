@@ -237,6 +237,10 @@ def test_bad_files(tmp_path: Path, name: str, text: str, words: tuple[str, ...])
     assert all(word in line for word in words)
 
 
+def test_control_characters_of_a_name_are_escaped() -> None:
+    assert "\\x1b[31mred.yaml" in complaint("predict", "\x1b[31mred.yaml")
+
+
 def test_a_directory_for_a_file(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").mkdir()
     assert "is a directory" in complaint("predict", "run.yaml", cwd=tmp_path)

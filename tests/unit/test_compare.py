@@ -61,7 +61,11 @@ def test_ratios_are_to_the_first_case(predictor: list[dict[str, Any]]) -> None:
 
 def test_a_refused_case_keeps_its_place_and_reason() -> None:
     found = compare(method=["bad", "s-sgd", "acp-sgd"])
-    assert found.to_dict()["cases"][0] == {"label": "bad", "values": {"method": "bad"}, "refused": "bad is not modelled"}
+    assert found.to_dict()["cases"][0] == {
+        "label": "bad",
+        "values": {"method": "bad"},
+        "refused": "bad is not modelled",
+    }
     assert found.base.scenario["method"] == "s-sgd"
     for text in (str(found), found.to_markdown(), found.to_csv(), found._repr_html_()):
         assert "bad is not modelled" in text
