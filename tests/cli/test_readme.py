@@ -1,6 +1,6 @@
 """Does the README tell the truth? Each block a reader would paste is run in an empty folder.
 
-``console`` blocks: each line after ``$`` is one command. ``sh run`` blocks: one script. ``python`` blocks: one script. Plain
+``console`` blocks: each line after ``$`` is one command. ``sh run`` and ``python`` blocks: one script each. Plain
 ``sh`` blocks (the two commands that install) are not run: they would install and test from inside a test.
 """
 
