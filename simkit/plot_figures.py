@@ -47,6 +47,8 @@ def timeline(line: Timeline) -> Picture:
     scale, unit = _time_unit(line.end_s)
     found = {span.stream for span in line.spans}
     streams = [s for s in STREAMS if s in found] + sorted(found - set(STREAMS))
+    # Outlines part neighbours of one kind, but would hide spans that are a pixel wide.
+    edge = 0.5 if len(line.spans) <= MAX_BARS else 0
     figure = go.Figure()
     for kind in dict.fromkeys(span.kind for span in line.spans):
         spans = [s for s in line.spans if s.kind == kind]
@@ -58,7 +60,7 @@ def timeline(line: Timeline) -> Picture:
             x=[(s.end_s - s.start_s) * scale for s in spans],
             hovertext=[_hover(s) for s in spans],
             hoverinfo="text",
-            marker={"color": _color(kind), "line": {"width": 0.5, "color": "rgba(127,127,127,0.6)"}},
+            marker={"color": _color(kind), "line": {"width": edge, "color": "rgba(127,127,127,0.6)"}},
         )
     _dress(figure, height=150 + 70 * max(1, len(streams)), x=f"time in the step, {unit}", barmode="overlay")
     figure.update_yaxes(categoryorder="array", categoryarray=streams[::-1])
