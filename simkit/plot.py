@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from simkit import plot_figures as figures
 from simkit.plot_page import Picture, Sheet, page
-from simkit.render_tables import label, sections, verdict
+from simkit.render_tables import label, sections, trace_note, verdict
 
 if TYPE_CHECKING:
     from simkit.compare import Comparison
@@ -113,7 +113,7 @@ def _sheets(report: Report) -> list[Sheet]:
 
 def _timeline(report: Report) -> list[Picture]:
     line = report.timeline
-    return [figures.timeline(line)] if line is not None and line.spans else []
+    return [figures.timeline(line, note=trace_note(report))] if line is not None and line.spans else []
 
 
 def _score(name: str, entry: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -41,7 +41,7 @@ MAX_BARS = 40
 Named = Sequence[tuple[str, "Report"]]
 
 
-def timeline(line: Timeline) -> Picture:
+def timeline(line: Timeline, *, note: str = "") -> Picture:
     """A Gantt chart of one step: a row a stream, a bar a span; hover shows when, how long and how many bytes."""
     go = graph_objects()
     scale, unit = _time_unit(line.end_s)
@@ -67,7 +67,10 @@ def timeline(line: Timeline) -> Picture:
     busy = ", ".join(f"{s} busy {line.busy_s.get(s, 0.0) / line.end_s:.0%}" for s in streams) if line.end_s else ""
     alt = f"Timeline of one step of {format_s(line.end_s)}: {busy}."
     return Picture(
-        figure=figure, title="One step in time", alt=alt, caption=f"{busy[:1].upper()}{busy[1:]} of the step."
+        figure=figure,
+        title="One step in time",
+        alt=alt,
+        caption=f"{busy[:1].upper()}{busy[1:]} of the step. {note}".rstrip(),
     )
 
 

@@ -145,6 +145,15 @@ def _joules(value: float | None) -> str | None:
     return f"{number(value / 1e3)} kJ" if value >= 1e3 else f"{number(value)} J"
 
 
+def trace_note(report: Report) -> str:
+    """What a timeline leaves out: of alternating kinds of step (ACP-SGD) it shows the first."""
+    line = report.timeline
+    if line is None or abs(line.end_s - report.iteration_time_s) <= 1e-9 * report.iteration_time_s:
+        return ""
+    mean = format_s(report.iteration_time_s)
+    return f"Shown is the first of the alternating kinds of step, {format_s(line.end_s)}; the mean step takes {mean}."
+
+
 def number(value: float) -> str:
     """Four significant digits as people read them: 1234.5 -> 1,234; 0.001234 stays."""
     if value == 0 or not math.isfinite(value):

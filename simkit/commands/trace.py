@@ -28,11 +28,13 @@ def configure(parser: _flags.Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     from simkit.predict import predict_scenario
     from simkit.render import to_json
-    from simkit.render_tables import label
+    from simkit.render_tables import label, trace_note
     from simkit.spec.files import write_text
     from simkit.trace import chrome_trace
 
     report = predict_scenario(_flags.scenario(args), spans=True, beside=False)
+    if note := trace_note(report):
+        _output.remark(args, note)
     if args.html:
         from simkit.plot import trace_page
 

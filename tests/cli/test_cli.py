@@ -334,13 +334,19 @@ def test_validate_scores_a_table(tmp_path: Path) -> None:
 
 def test_trace_is_a_chrome_trace(tmp_path: Path) -> None:
     path = tmp_path / "step.json"
-    done = simkit("trace", *SMALL, "--output", str(path))
+    job = (*SMALL, "--method", "s-sgd")
+    done = simkit("trace", *job, "--output", str(path))
     assert done.stdout == ""
     events = json.loads(path.read_text())["traceEvents"]
-    step_s = json.loads(simkit("predict", *SMALL, "--json").stdout)["iteration_time_s"]
+    step_s = json.loads(simkit("predict", *job, "--json").stdout)["iteration_time_s"]
     end_us = max(e["ts"] + e["dur"] for e in events if e["ph"] == "X")
-    assert end_us == pytest.approx(step_s * 1e6, rel=1e-3)
-    assert json.loads(simkit("trace", *SMALL).stdout)["traceEvents"] == events
+    assert end_us == pytest.approx(step_s * 1e6, rel=1e-6)
+    assert json.loads(simkit("trace", *job).stdout)["traceEvents"] == events
+
+
+def test_a_trace_of_alternating_steps_says_so() -> None:
+    """ACP-SGD sends P in one step and Q in the next; the predicted step is their mean."""
+    assert "first of the alternating kinds of step" in simkit("trace", *SMALL, "--method", "acp-sgd").stderr
 
 
 def test_quiet_leaves_the_head_lines() -> None:
