@@ -33,8 +33,6 @@ def run(args: argparse.Namespace) -> int:
     from simkit.trace import chrome_trace
 
     report = predict_scenario(_flags.scenario(args), spans=True, beside=False)
-    if note := trace_note(report):
-        _output.remark(args, note)
     if args.html:
         from simkit.plot import trace_page
 
@@ -46,4 +44,6 @@ def run(args: argparse.Namespace) -> int:
             _output.remark(args, f"wrote {write_text(args.output, to_json(events))}")
         else:
             _output.emit(to_json(events))
+    if note := trace_note(report):
+        _output.remark(args, note)
     return 0
