@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -86,7 +87,7 @@ class _Tiers:
 
 
 def _tiers(op: str, at: Placement, cluster: Cluster, engine: str) -> _Tiers:
-    inside, across = np.any(at.per_node > 1), np.any(at.nodes > 1)
+    inside, across = _any(at.per_node > 1), _any(at.nodes > 1)
     if inside and cluster.intra is None:
         raise InputError("is needed by ranks of one node", key="intra", hint="name a link profile or RATE@LATENCY")
     if across and cluster.inter is None:
@@ -103,6 +104,11 @@ def _tiers(op: str, at: Placement, cluster: Cluster, engine: str) -> _Tiers:
         intra_spB=np.where(at.per_node > 1, 1 / intra.rate_Bps(np.maximum(at.per_node, 2)), 0.0)[()],
         inter_spB=np.where(at.nodes > 1, 1 / rate, 0.0)[()],
     )
+
+
+def _any(truth: Any) -> bool:
+    """`np.any`, without its cost for the one truth value that most groups have."""
+    return truth if isinstance(truth, bool) else bool(np.any(truth))
 
 
 def _inner_law(op: str, at: Placement, cluster: Cluster, device: Device, link: Link, engine: str) -> Law:
@@ -211,7 +217,7 @@ def _lines(op: str, at: Placement, t: _Tiers, cluster: Cluster, algorithm: str |
         return [special[key]() if key in special else _other_line(op, at, t, key)]
     found = [special["ring"]()]
     # A measured law of one node contains NCCL's own choice; a tree on top of it would be counted twice.
-    fitted_node = t.intra.kind != "assumed" and not np.any(at.nodes > 1)
+    fitted_node = t.intra.kind != "assumed" and not _any(at.nodes > 1)
     if op == "all_reduce" and not fitted_node:
         found.append(special["double-tree"]())
     return found

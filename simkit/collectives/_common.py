@@ -53,6 +53,8 @@ def pairs(src: Iterable[int], dst: Iterable[int], nbytes: float, *, hops: int = 
 
 def some(ranks: Num) -> Num:
     """0 for one rank and 1 for more: what happens once, however many take part."""
+    if isinstance(ranks, int):
+        return min(ranks - 1, 1)
     return np.minimum(ranks - 1, 1)
 
 
@@ -64,6 +66,8 @@ def log2_ceil(ranks: Num) -> Num:
 
 def log2_floor(ranks: Num) -> Num:
     """floor(log2 ranks): the height of a complete binary tree of that many nodes."""
+    if isinstance(ranks, int):
+        return max(ranks, 1).bit_length() - 1
     return (np.frexp(np.asarray(ranks, dtype=np.float64))[1] - 1)[()]
 
 

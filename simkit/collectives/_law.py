@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 
 import numpy as np
@@ -102,6 +103,7 @@ def names(op: str, device: str, *, staged: bool = False, engine: str = "") -> li
     return found + [name for one in ops for name in (f"{one}@{device}", one)]
 
 
+@lru_cache(maxsize=4096)
 def law(link: Link, op: str, device: str, *, staged: bool = False, engine: str = "") -> Law:
     """The law of that op over that link between GPUs of that device; a prior where nothing was fitted."""
     for name in names(op, device, staged=staged, engine=engine):

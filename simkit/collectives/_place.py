@@ -42,6 +42,12 @@ def place(cluster: Cluster, ranks: Num | Sequence[int] | None = None, *, stride:
     """
     if isinstance(ranks, (list, tuple)):
         return _place_list(cluster, ranks)
+    if ranks is None and stride == 1 and len(cluster.groups) == 1:
+        # What every step asks for, without arrays of one number: all the GPUs of equal nodes.
+        (group,) = cluster.groups
+        return Placement(
+            ranks=group.gpus, nodes=group.nodes, per_node=group.gpus_per_node, devices=(group.device,)
+        )
     size: Num = cluster.gpus if ranks is None else ranks
     if np.any(np.less(size, 1)) or np.any((np.asarray(size) - 1) * stride >= cluster.gpus):
         what = f"does not fit {cluster.gpus} GPUs of {cluster.spec}" + (f" with stride {stride}" if stride > 1 else "")

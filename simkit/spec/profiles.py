@@ -44,10 +44,18 @@ def shipped() -> Path:
     return Path(str(files("simkit.hwprofiles")))
 
 
+@lru_cache(maxsize=1)
+def _shipped_alone() -> tuple[Path, ...]:
+    return (shipped(),)
+
+
 def roots(profiles: Iterable[str | Path] = ()) -> tuple[Path, ...]:
     """Every root, the one that wins first. Raises InputError where a user's folder does not exist."""
     given = [("profiles", str(p)) for p in profiles]
-    given += [("SIMKIT_PROFILES", p) for p in os.environ.get("SIMKIT_PROFILES", "").split(os.pathsep) if p]
+    variable = os.environ.get("SIMKIT_PROFILES")
+    if not given and not variable:
+        return _shipped_alone()
+    given += [("SIMKIT_PROFILES", p) for p in (variable or "").split(os.pathsep) if p]
     for key, text in given:
         if "\0" in text or not Path(text).is_dir():
             raise InputError("is no folder", key=key, value=text, hint="give a folder with devices/ or links/ in it")
@@ -92,7 +100,7 @@ def _peek(path: Path) -> str:
 
 def forget() -> None:
     """Drops what was cached, after a profile was written."""
-    for cached in (_folder, _stems, _aliases, _read):
+    for cached in (_folder, _stems, _aliases, _found, _read):
         cached.cache_clear()
 
 
@@ -105,10 +113,15 @@ def find(kind: str, name: str, profiles: Iterable[str | Path] = ()) -> Path | No
     """The file of that name or alias, or None. A name that ends in ``.toml`` is a path."""
     if name.endswith(".toml") and "\0" not in name:
         return Path(name)
+    return _found(kind, name, roots(profiles))
+
+
+@lru_cache(maxsize=4096)
+def _found(kind: str, name: str, where: tuple[Path, ...]) -> Path | None:
     key = fold(name)
     if not key:
         return None
-    for root in roots(profiles):
+    for root in where:
         files = _folder(kind, root)
         if name in files:
             return files[name]
