@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from simkit.exchange import Exchange, exchange
+from simkit.exchange import Exchange, Method, exchange
 from simkit.memory import exchange_bytes, memory
 from simkit.price import UNSCALED, Compute, Pricing, Scales, compute, optimizer_seconds, pricing, scaled
 from simkit.program import Program
@@ -44,33 +44,34 @@ class Evaluation:
 
 
 @lru_cache(maxsize=512)
-def numerics(plan: Plan, stack: Stack, windowed: bool = False) -> Numerics:
+def numerics(precision: str, master_dtype: str, attention: str, compiled: bool, head_share: float, windowed: bool) -> Numerics:
     """What the workload must know of a plan. windowed: sequences exceed the sliding window of the network."""
-    element = DTYPE_BYTES[plan.precision]
+    element = DTYPE_BYTES[precision]
     return Numerics(
         element_bytes=max(element, 2.0),
-        cast_bytes=CAST_BYTES if element < DTYPE_BYTES[plan.master_dtype] else 0.0,
-        attention=plan.attention,
-        compiled=plan.compile,
-        head_share=stack.mlm_positions,
+        cast_bytes=CAST_BYTES if element < DTYPE_BYTES[master_dtype] else 0.0,
+        attention=attention,
+        compiled=compiled,
+        head_share=head_share,
         windowed=windowed,
     )
 
 
-def _numerics_key(plan: Plan) -> Plan:
-    return Plan(precision=plan.precision, master_dtype=plan.master_dtype, attention=plan.attention, compile=plan.compile)
+def _program(model: Model, plan: Plan, stack: Stack) -> Program:
+    window = getattr(model.spec, "window", None)
+    windowed = window is not None and plan.seq_len > window
+    return program(model, numerics(plan.precision, plan.master_dtype, plan.attention, plan.compile, stack.mlm_positions, windowed))
 
 
 def evaluate(resolved: Resolved, *, scales: Scales = UNSCALED, spans: bool = False) -> Evaluation:
     """Prices and arranges one step of a resolved scenario."""
     plan, model, stack = resolved.plan, resolved.model, resolved.stack
     calibrated = bool(resolved.scenario.get("calibration", True))
-    window = getattr(model.spec, "window", None)
-    work = program(model, numerics(_numerics_key(plan), stack, window is not None and plan.seq_len > window))
+    work = _program(model, plan, stack)
     per_device = [_on(d, work, plan, stack, calibrated, scales) for d in dict.fromkeys(resolved.cluster.devices)]
     # Synchronous training runs at the pace of the slowest device, never at the mean.
     device, priced, cost = max(per_device, key=lambda item: item[3])[:3]
-    fp32 = pricing(device, "fp32", stack, calibration=calibrated).law
+    fp32 = pricing(device, "fp32", stack, fp16_accumulate=False, calibration=calibrated).law
     message = stack.calibration.get("message") if calibrated else None
     message_s = message["seconds"] if message is not None else 0.0
     traded = exchange(
@@ -78,8 +79,9 @@ def evaluate(resolved: Resolved, *, scales: Scales = UNSCALED, spans: bool = Fal
         optimizer_s=optimizer_seconds(model.params, len(model.tensors), plan, stack, scaled(priced.law, scales)),
         host_s=priced.host_s * scales.host_s, message_s=message_s * scales.host_s, scales=scales,
     )
-    traded = replace(traded, steps=tuple(interfered(step, prior("interference", "seconds_per_second", 0.0) if calibrated else 0.0) for step in traded.steps))
-    timelines = tuple(schedule(step, spans=spans) for step in traded.steps)
+    rho = prior("interference", "seconds_per_second", 0.0) if calibrated else 0.0
+    steps = tuple(_named(step, work, cost) for step in traded.steps) if spans else traded.steps
+    timelines = tuple(schedule(interfered(step, rho), spans=spans) for step in steps)
     return Evaluation(
         end_s=_mean([t.end_s for t in timelines]),
         breakdown={k: _mean([t.breakdown[k] for t in timelines]) for k in timelines[0].breakdown},
@@ -104,7 +106,22 @@ def interfered(step: Step, rho: float) -> Step:
         return step
     quiet = schedule(step)
     hidden = max(quiet.busy_s.get("comm", 0.0) - quiet.breakdown.get("exposed_comm_s", 0.0), 0.0)
-    return replace(step, backward_s=step.backward_s * (1.0 + rho * min(hidden, hidden_total) / hidden_total))
+    return _stretched(step, 1.0 + rho * min(hidden, hidden_total) / hidden_total)
+
+
+def _stretched(step: Step, factor: float) -> Step:
+    """The step with every backward segment that many times as long."""
+    fields = {name: getattr(step, name) for name in Step.__slots__}
+    fields["backward_s"] = step.backward_s * factor
+    return Step(**fields)
+
+
+def _named(step: Step, work: Program, cost: Compute) -> Step:
+    """The step with names and bounds of its backward segments, for traces."""
+    order = work.backward.order
+    names = tuple(work.backward.names[row] for row in order)
+    bounds = tuple("arithmetic" if cost.backward_math[row] else "memory" for row in order)
+    return replace(step, segment_names=names, segment_bounds=bounds)
 
 
 def _mean(values: list[float]) -> float:
@@ -122,8 +139,9 @@ def _memory(resolved: Resolved, work: Program, model: Model, plan: Plan, cost: C
     """The verdict on the device with the least memory."""
     smallest = min(resolved.cluster.devices, key=lambda d: d.memory_bytes)
     reserve = float(resolved.scenario.get("memory_reserve_gib", 0.0)) * GIB
-    return memory(work, model, plan=plan, device=smallest, compute=cost, exchange_bytes=exchange_bytes(model, _exchange_key(plan)), reserve_bytes=reserve)
+    return memory(work, model, plan=plan, device=smallest, compute=cost, exchange_bytes=_exchange_bytes(model, Method.of(plan)), reserve_bytes=reserve)
 
 
-def _exchange_key(plan: Plan) -> Plan:
-    return Plan(method=plan.method, rank=plan.rank, density=plan.density, bucket_bytes=plan.bucket_bytes, fusion=plan.fusion, reduce_dtype=plan.reduce_dtype, dp=plan.dp)
+@lru_cache(maxsize=256)
+def _exchange_bytes(model: Model, method: Method) -> float:
+    return exchange_bytes(model, method.plan())

@@ -1,16 +1,17 @@
 """The gradient exchange of data-parallel training, priced: from a Program and a plan to the `Step` that is scheduled.
 
 Tensors are taken in the order in which back-propagation completes them, merged into buffers by the plan's rule, and
-each buffer becomes a chain of device work and collectives as its compressor describes it.
+each buffer becomes a chain of device work and collectives as its compressor describes it. What does not depend on the
+batch (bytes, buffers, compression work) is worked out once per network, method and device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,17 +27,71 @@ from simkit.timeline import Step
 
 Shapes = tuple[tuple[int, ...], ...]
 Cost = Callable[[Any], Any]
+Ints = NDArray[np.int64]
+
+
+class Method(NamedTuple):
+    """The part of a plan that decides what is exchanged; scenarios that share it share the work."""
+
+    method: str
+    rank: int
+    density: float
+    bucket_bytes: float
+    fusion: str
+    reduce_dtype: str
+    ranks: int
+
+    @classmethod
+    def of(cls, plan: Plan) -> Method:
+        return cls(plan.method, plan.rank, plan.density, plan.bucket_bytes, plan.fusion, plan.reduce_dtype, plan.dp)
+
+    def plan(self) -> Plan:
+        """A plan with these fields, for the compressors to read."""
+        return Plan(method=self.method, rank=self.rank, density=self.density, bucket_bytes=self.bucket_bytes, fusion=self.fusion, reduce_dtype=self.reduce_dtype, dp=self.ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Exchange:
     """What one step exchanges. steps: one per variant of the compressor (two for ACP-SGD), to be averaged.
-    wire_bytes: bytes a rank contributes per step (mean over variants); buckets: buffers per step (mean)."""
+    wire_bytes: bytes a rank contributes per step (mean over variants); buckets: buffers per step (mean); latency_s: what
+    the collectives of a step would take without any bytes; comm_s: what they take (means)."""
 
     steps: tuple[Step, ...]
     wire_bytes: float
     buckets: float
+    latency_s: float
+    comm_s: float
     collectives: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Tensors:
+    """Per tensor, in the order of readiness: bytes on the wire by phase, device seconds by stage. shares: what a byte
+    counts in its collective (all-gather: the gathered size, all-reduce: the buffer)."""
+
+    module: ModuleType
+    sizes: Array
+    threshold: float
+    wires: tuple[Array, ...]
+    encode_s: Array
+    between_s: tuple[Array, ...]
+    decode_s: Array
+    plain_bytes: Array
+    shares: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Buckets:
+    """The same summed over the members of each buffer; ready: the backward segment that completes it."""
+
+    ready: Ints
+    sent: tuple[Array, ...]
+    encode_s: Array
+    between_s: Array
+    decode_s: Array
+    plain_bytes: Array
+    wire: Array
+    wire_bytes: float
 
 
 @lru_cache(maxsize=256)
@@ -64,21 +119,74 @@ def scaled_cost(cost: Cost, scales: Scales) -> Cost:
     return changed
 
 
-@lru_cache(maxsize=1024)
-def _work(key: str, shapes: Shapes, plan: Plan, stage: str, variant: int, phase: int | None, ranks: int) -> Any:
-    module = plugins.get("simkit.compressors", key)
-    return module.work(shapes, plan=plan, stage=stage, variant=variant, ranks=ranks, phase=phase)
+@lru_cache(maxsize=512)
+def _tensors(program: Program, model: Model, method: Method, variant: int, law: Law) -> _Tensors:
+    module = plugins.get("simkit.compressors", method.method)
+    shapes, plan = ordered_shapes(program, model), method.plan()
+    sizes, threshold = module.fusing(shapes, plan=plan, variant=variant)
+
+    def device(stage: str, phase: int | None = None) -> Array:
+        work = module.work(shapes, plan=plan, stage=stage, variant=variant, ranks=method.ranks, phase=phase)
+        summed: Array = work.per_tensor(roofline.seconds(work.columns, law)[0])
+        return summed
+
+    phases = range(module.PHASES)
+    return _Tensors(
+        module=module,
+        sizes=np.asarray(sizes),
+        threshold=threshold,
+        wires=tuple(np.asarray(module.wire_bytes(shapes, plan=plan, phase=p, variant=variant)) for p in phases),
+        encode_s=device("encode"),
+        between_s=tuple(device("between", p) for p in phases[1:]),
+        decode_s=device("decode"),
+        plain_bytes=np.array([4.0 * float(np.prod(s)) for s in shapes]),
+        shares=tuple(float(method.ranks) if op == "all_gather" else 1.0 for op in module.OP),
+    )
 
 
-@lru_cache(maxsize=1024)
-def _wire(key: str, shapes: Shapes, plan: Plan, phase: int, variant: int) -> Array:
-    module = plugins.get("simkit.compressors", key)
-    return np.asarray(module.wire_bytes(shapes, plan=plan, phase=phase, variant=variant))
+@lru_cache(maxsize=512)
+def _static_buckets(program: Program, tensors: _Tensors, rule: str) -> _Buckets:
+    """Rules that look at sizes alone give the same buffers whatever the seconds are."""
+    order = np.arange(len(tensors.sizes), dtype=float)
+    group = plugins.get("simkit.fusion", rule).groups(tensors.sizes, threshold_bytes=tensors.threshold, ready_s=order, seconds=None)
+    return _summed(program, tensors, np.asarray(group))
 
 
-def _relevant(plan: Plan) -> Plan:
-    """The part of a plan that compressors read, so that their results are shared between scenarios."""
-    return Plan(method=plan.method, rank=plan.rank, density=plan.density, bucket_bytes=plan.bucket_bytes, fusion=plan.fusion, reduce_dtype=plan.reduce_dtype)
+def _summed(program: Program, tensors: _Tensors, group: Ints) -> _Buckets:
+    count = int(group[-1]) + 1 if len(group) else 0
+    last = np.flatnonzero(np.diff(group, append=count)) if count else np.zeros(0, dtype=np.int64)
+
+    def per_bucket(values: Array) -> Array:
+        summed: Array = np.bincount(group, weights=values, minlength=count)
+        return summed
+
+    between = [per_bucket(v) for v in tensors.between_s]
+    sent = tuple(per_bucket(w) for w in tensors.wires)
+    wire = np.array(sent)
+    return _Buckets(
+        ready=program.ready[last],
+        sent=sent,
+        encode_s=per_bucket(tensors.encode_s),
+        between_s=np.array(between).reshape(len(between), count),
+        decode_s=per_bucket(tensors.decode_s),
+        plain_bytes=per_bucket(tensors.plain_bytes),
+        wire=wire,
+        wire_bytes=float(wire.sum()),
+    )
+
+
+@lru_cache(maxsize=512)
+def _messages(buckets: _Buckets, tensors: _Tensors, cluster: Cluster, algorithm: str, message_s: float, network_Bps: float, network_latency: float) -> tuple[Array, float, float]:
+    """(seconds of each collective, shape (phases, buckets); their sum without bytes; their sum)."""
+    scales = Scales(network_Bps=network_Bps, network_latency=network_latency)
+    seconds, latency_s = [], 0.0
+    for op, share, sent in zip(tensors.module.OP, tensors.shares, buckets.sent, strict=True):
+        cost = scaled_cost(collective_cost(op, cluster, algorithm), scales)
+        used = sent > 0
+        seconds.append(np.where(used, cost(sent * share) + message_s, 0.0))
+        latency_s += float(used.sum()) * (float(cost(0.0)) + message_s)
+    table = np.array(seconds).reshape(len(seconds), len(buckets.ready))
+    return table, latency_s, float(table.sum())
 
 
 def exchange(
@@ -98,100 +206,83 @@ def exchange(
 
     law: that of fp32 arithmetic, in which gradients are compressed. message_s: what the stack adds per buffer.
     """
+    base = _alone(program, plan, compute, optimizer_s, host_s)
+    if plan.dp <= 1:
+        return Exchange(steps=(base,), wire_bytes=0.0, buckets=0.0, latency_s=0.0, comm_s=0.0, collectives=())
+    method = Method.of(plan)
+    module = plugins.get("simkit.compressors", plan.method)
+    rule = module.BUCKETS if plan.fusion == "bucket" else plan.fusion
+    steps, wire, buckets, latency_s, busy_s = [], 0.0, 0, 0.0, 0.0
+    variants = module.variants(plan)
+    for variant in range(variants):
+        tensors = _tensors(program, model, method, variant, law)
+        if rule == "optimal":
+            group = _optimal(program, tensors, base, cluster, plan, message_s, scales)
+            merged = _summed(program, tensors, group)
+        else:
+            merged = _static_buckets(program, tensors, rule)
+        comm_s, latency, busy = _messages(merged, tensors, cluster, plan.algorithm, message_s, scales.network_Bps, scales.network_latency)
+        steps.append(_chained(base, module, merged, comm_s))
+        wire += merged.wire_bytes
+        buckets += len(merged.ready)
+        latency_s += latency
+        busy_s += busy
+    return Exchange(
+        steps=tuple(steps), wire_bytes=wire / variants, buckets=buckets / variants, latency_s=latency_s / variants, comm_s=busy_s / variants,
+        collectives=tuple(dict.fromkeys(module.OP)),
+    )
+
+
+def _alone(program: Program, plan: Plan, compute: Compute, optimizer_s: float, host_s: float) -> Step:
+    """The step of a rank that exchanges nothing."""
     backward_s = compute.backward_s[program.backward.order]
     forward_s = compute.total(program.forward, backward=False)
     if plan.recompute != "none":
         # A block is replayed right before its own backward pass.
         backward_s[program.blocks.starts] += program.replayed(plan.recompute) @ compute.forward_s
-    base = Step(
+    return Step(
         forward_s=forward_s,
         backward_s=backward_s,
-        ready=np.zeros(0, dtype=np.int64),
-        encode_s=np.zeros(0),
-        comm_s=np.zeros((1, 0)),
-        between_s=np.zeros((0, 0)),
-        decode_s=np.zeros(0),
+        ready=_NONE,
+        encode_s=_EMPTY,
+        comm_s=_EMPTY.reshape(1, 0),
+        between_s=_EMPTY.reshape(0, 0),
+        decode_s=_EMPTY,
         optimizer_s=optimizer_s,
         accumulation_s=(plan.grad_accum - 1) * (forward_s + float(backward_s.sum())),
         host_s=host_s,
         overlap=plan.overlap,
     )
-    if plan.dp <= 1:
-        return Exchange(steps=(base,), wire_bytes=0.0, buckets=0.0, collectives=())
-    module = plugins.get("simkit.compressors", plan.method)
-    shapes = ordered_shapes(program, model)
-    built = [
-        _variant(base, module, v, shapes=shapes, program=program, plan=plan, law=law, cluster=cluster, message_s=message_s, scales=scales)
-        for v in range(module.variants(plan))
-    ]
-    return Exchange(
-        steps=tuple(step for step, _ in built),
-        wire_bytes=float(np.mean([wire for _, wire in built])),
-        buckets=float(np.mean([len(step.ready) for step, _ in built])),
-        collectives=tuple(dict.fromkeys(module.OP)),
-    )
 
 
-def _variant(
-    base: Step,
-    module: ModuleType,
-    variant: int,
-    *,
-    shapes: Shapes,
-    program: Program,
-    plan: Plan,
-    law: Law,
-    cluster: Cluster,
-    message_s: float,
-    scales: Scales,
-) -> tuple[Step, float]:
-    relevant = _relevant(plan)
-    wires = [_wire(plan.method, shapes, relevant, phase, variant) for phase in range(module.PHASES)]
-    costs = [scaled_cost(collective_cost(op, cluster, plan.algorithm), scales) for op in module.OP]
-    # All-gather counts the gathered size, all-reduce the buffer.
-    shares = [float(plan.dp) if op == "all_gather" else 1.0 for op in module.OP]
-    group = groups(module, variant, shapes=shapes, program=program, plan=relevant, base=base, cost=lambda b: costs[0](b * shares[0]) + message_s)
-    count = int(group[-1]) + 1 if len(group) else 0
-    last = np.flatnonzero(np.diff(group, append=count)) if count else np.zeros(0, dtype=np.int64)
+_EMPTY: Array = np.zeros(0)
+_NONE: Ints = np.zeros(0, dtype=np.int64)
 
-    def per_bucket(values: Array) -> Array:
-        return np.bincount(group, weights=values, minlength=count)
 
-    def device(stage: str, phase: int | None = None) -> Array:
-        work = _work(plan.method, shapes, relevant, stage, variant, phase, plan.dp)
-        return per_bucket(work.per_tensor(roofline.seconds(work.columns, law)[0]))
-
-    sent = [per_bucket(w) for w in wires]
-    comm_s = [np.where(b > 0, cost(b * share) + message_s, 0.0) for cost, share, b in zip(costs, shares, sent, strict=True)]
-    between = [device("between", phase) for phase in range(1, module.PHASES)]
-    step = replace(
-        base,
-        ready=program.ready[last],
-        encode_s=device("encode"),
-        comm_s=np.array(comm_s).reshape(module.PHASES, count),
-        between_s=np.array(between).reshape(module.PHASES - 1, count),
-        decode_s=device("decode"),
+def _chained(base: Step, module: ModuleType, merged: _Buckets, comm_s: Array) -> Step:
+    return Step(
+        forward_s=base.forward_s,
+        backward_s=base.backward_s,
+        optimizer_s=base.optimizer_s,
+        accumulation_s=base.accumulation_s,
+        host_s=base.host_s,
+        overlap=base.overlap,
+        ready=merged.ready,
+        encode_s=merged.encode_s,
+        comm_s=comm_s,
+        between_s=merged.between_s,
+        decode_s=merged.decode_s,
         placement=module.PLACEMENT,
         blocking=module.BLOCKING,
-        bucket_bytes=np.sum(sent, axis=0),
+        bucket_bytes=merged.plain_bytes,
+        wire_bytes=merged.wire,
     )
-    return step, float(sum(w.sum() for w in wires))
 
 
-def groups(module: ModuleType, variant: int, *, shapes: Shapes, program: Program, plan: Plan, base: Step, cost: Cost) -> NDArray[np.int64]:
-    """Which buffer each tensor rides in, in the order of readiness."""
-    sizes, threshold = module.fusing(shapes, plan=plan, variant=variant)
-    key = module.BUCKETS if plan.fusion == "bucket" else plan.fusion
-    if key != "optimal":
-        return _groups(key, shapes, plan, variant)
+def _optimal(program: Program, tensors: _Tensors, base: Step, cluster: Cluster, plan: Plan, message_s: float, scales: Scales) -> Ints:
+    """MG-WFBP's grouping, for the cost of the first phase's collective."""
+    cost = scaled_cost(collective_cost(tensors.module.OP[0], cluster, plan.algorithm), scales)
     ready_s = base.forward_s + np.cumsum(base.backward_s)[program.ready]
-    rule = plugins.get("simkit.fusion", key)
-    return np.asarray(rule.groups(sizes, threshold_bytes=threshold, ready_s=ready_s, seconds=cost))
-
-
-@lru_cache(maxsize=1024)
-def _groups(key: str, shapes: Shapes, plan: Plan, variant: int) -> NDArray[np.int64]:
-    """Rules that look at sizes alone give the same answer whatever the seconds are."""
-    sizes, threshold = plugins.get("simkit.compressors", plan.method).fusing(shapes, plan=plan, variant=variant)
-    rule = plugins.get("simkit.fusion", key)
-    return np.asarray(rule.groups(sizes, threshold_bytes=threshold, ready_s=np.arange(len(sizes), dtype=float), seconds=None))
+    rule = plugins.get("simkit.fusion", "optimal")
+    group = rule.groups(tensors.sizes, threshold_bytes=tensors.threshold, ready_s=ready_s, seconds=lambda b: cost(b * tensors.shares[0]) + message_s)
+    return np.asarray(group)

@@ -31,7 +31,7 @@ from simkit.program import RECOMPUTE, Program, basis
 from simkit.spec.hardware import Device
 from simkit.spec.model import Model, TransformerSpec
 from simkit.spec.plan import DTYPE_BYTES, Plan
-from simkit.units import GIB, MIB, format_bytes
+from simkit.units import MIB, format_bytes
 
 OPTIMIZER_STATES = {"adamw": 2.0, "adam": 2.0, "lamb": 2.0, "sgd-momentum": 1.0, "sgd": 0.0, "none": 0.0}
 FRAGMENTATION = 0.05
@@ -93,7 +93,7 @@ def memory(
 
     activations, logits = moving(plan.micro_batch, plan.recompute)
     allocated = fixed_bytes + activations + logits
-    reserved = needed(plan.micro_batch, plan.recompute)
+    reserved = allocated * (1.0 + FRAGMENTATION)
     context = float(CONTEXT_BYTES.get(device.architecture, CONTEXT_DEFAULT_BYTES)) if gpu else 0.0
     capacity = device.memory_bytes - context - reserve_bytes
     fits = reserved <= capacity
@@ -101,9 +101,7 @@ def memory(
     if not fits:
         why = f"needs {format_bytes(reserved)}, {device.title} offers {format_bytes(max(capacity, 0.0))}"
         way_out = _way_out(plan, capacity, needed, lambda recompute: replay_share(program, compute, recompute))
-        states = (fixed["weights"] + fixed["gradients"] + fixed["optimizer"] - capacity) / GIB
-        if states > 0:
-            way_out = f"weights, gradients and optimizer alone are {states:.1f} GiB over; {way_out}"
+        way_out = way_out or _hopeless(plan, capacity, fixed, min(needed(1, r) for r in _stronger(plan)))
     items = {k: fixed[k] for k in ("weights", "casts", "gradients", "optimizer")}
     items |= {"activations": activations, "logits": logits}
     items |= {k: fixed[k] for k in ("exchange", "buffers", "workspace")}
@@ -119,6 +117,7 @@ def memory(
     )
 
 
+@lru_cache(maxsize=256)
 def matrix_params(model: Model) -> float:
     """Elements of the matrices that autocast multiplies with: no look-up, no vector; a tied table is the head."""
     spec = model.spec
@@ -152,7 +151,7 @@ def _way_out(
     """
     samples = int(plan.micro_batch * plan.grad_accum)
     sizes = [d for d in _divisors(samples) if d <= plan.micro_batch]
-    stronger = RECOMPUTE[RECOMPUTE.index(plan.recompute) + 1 :]
+    stronger = _stronger(plan)[1:]
     # A smaller micro-batch first, then recomputation at this one, then both.
     tries = [(d, plan.recompute) for d in sizes if d < plan.micro_batch]
     tries += [(sizes[0], r) for r in stronger] + [(d, r) for r in stronger for d in sizes[1:]]
@@ -167,8 +166,25 @@ def _way_out(
         parts.append(f"recompute={recompute}")
         extra = added_share(recompute) - added_share(plan.recompute)
         return f"{' and '.join(parts)} fits; recomputation adds {extra:.0%} to the compute"
-    least = min(needed(1, r) for r in (plan.recompute, *stronger))
-    return f"even micro_batch=1 with recomputation needs {format_bytes(least)}: take a larger card, or shard the states"
+    return ""
+
+
+def _stronger(plan: Plan) -> tuple[str, ...]:
+    """The recomputation of the plan and every stronger one."""
+    return RECOMPUTE[RECOMPUTE.index(plan.recompute) :]
+
+
+def _hopeless(plan: Plan, capacity: float, fixed: Mapping[str, float], least_bytes: float) -> str:
+    """What one sample a micro-batch and full recomputation still lack, and why."""
+    states = fixed["weights"] + fixed["gradients"] + fixed["optimizer"]
+    if states > capacity:
+        over = format_bytes(states - capacity)
+        return f"weights, gradients and optimizer alone are {over} over: take a larger card, or shard them"
+    least = f"even micro_batch=1 with recompute=full needs {format_bytes(least_bytes)}"
+    if fixed["exchange"] > states:
+        share = format_bytes(fixed["exchange"])
+        return f"{least}, {share} of it for {plan.method}: take another method or a larger card"
+    return f"{least}: take a larger card or {'a shorter sequence' if plan.seq_len else 'smaller images'}"
 
 
 def _divisors(samples: int) -> list[int]:

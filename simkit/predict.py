@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
+from math import log, log1p, log2
 from typing import Any
 
 from simkit.cost import cost
@@ -12,6 +14,7 @@ from simkit.intervals import interval
 from simkit.planner import planned
 from simkit.price import Scales, peak
 from simkit.report import Report, Sensitivity, Term
+from simkit.spec.hardware import Cluster
 from simkit.spec.model import TransformerSpec
 from simkit.spec.resolve import Resolved, resolve
 from simkit.spec.scenario import Scenario
@@ -71,6 +74,7 @@ def _report(resolved: Resolved, found: Evaluation) -> Report:
     done = model_flops * (4.0 / 3.0 if plan.recompute == "full" else 1.0)
     busy = min(found.timelines[0].busy_s.get("compute", end_s) / end_s, 1.0)
     figures, notes, warnings = cost(resolved.cluster, resolved.scenario, step_s=end_s, busy=busy, samples_per_step=samples, tokens_per_step=tokens)
+    math, network_bound = _math_share(found), _network_bound(found, resolved)
     metrics = {"iteration_time_s": end_s, "samples_per_s": samples / end_s}
     if tokens:
         metrics |= {"tokens_per_s": tokens / end_s, "tokens_per_s_per_gpu": tokens / end_s / resolved.cluster.gpus}
@@ -80,10 +84,10 @@ def _report(resolved: Resolved, found: Evaluation) -> Report:
         mfu=mfu,
         hfu=done / (end_s * peak_flops),
         breakdown=found.breakdown,
-        ledger=_ledger(found, resolved),
+        ledger=_ledger(found, resolved, math, network_bound),
         memory=found.memory,
         interval_90=interval(metrics, resolved, found),
-        bottleneck=_bottleneck(found, resolved),
+        bottleneck=_bottleneck(found, math, network_bound),
         cost=figures,
         groups=_groups(resolved),
         assumptions=(*resolved.assumptions, *notes, *_conventions(resolved)),
@@ -134,21 +138,20 @@ def _groups(resolved: Resolved) -> dict[str, str]:
     return {"dp": f"{resolved.plan.dp} ranks over {' and '.join(parts)}"}
 
 
-def _ledger(found: Evaluation, resolved: Resolved) -> tuple[Term, ...]:
+def _ledger(found: Evaluation, resolved: Resolved, math: float, network_bound: str) -> tuple[Term, ...]:
     evidence = found.pricing.evidence
-    math = _math_share(found)
     compute_bound = f"{math:.0%} arithmetic, {1 - math:.0%} memory"
     weakest = _weakest(evidence["ceiling"], evidence["memory"], evidence["stack"])
-    network = _network_evidence(resolved)
     bounds = {
         "forward_s": (compute_bound, weakest),
         "backward_s": (compute_bound, weakest),
         "compression_s": ("memory and launches", weakest),
-        "exposed_comm_s": (_network_bound(found, resolved), network),
+        "exposed_comm_s": (network_bound, _network_evidence(resolved.cluster)),
         "optimizer_s": ("memory", evidence["memory"]),
         "host_s": ("host", evidence["stack"]),
     }
-    return tuple(Term(name=k, seconds=v, bound=bounds.get(k, ("", ""))[0], evidence=bounds.get(k, ("", "assumed"))[1]) for k, v in found.breakdown.items())
+    unknown = ("", "assumed")
+    return tuple(Term(name=k, seconds=v, bound=bounds.get(k, unknown)[0], evidence=bounds.get(k, unknown)[1]) for k, v in found.breakdown.items())
 
 
 _RANK = ("datasheet", "fitted", "end-to-end", "assumed")
@@ -158,33 +161,30 @@ def _weakest(*kinds: str) -> str:
     return max(kinds, key=lambda k: _RANK.index(k) if k in _RANK else len(_RANK))
 
 
-def _network_evidence(resolved: Resolved) -> str:
-    cluster = resolved.cluster
+@lru_cache(maxsize=1024)
+def _network_evidence(cluster: Cluster) -> str:
     used = [link for link, on in ((cluster.intra, any(g.gpus_per_node > 1 for g in cluster.groups)), (cluster.inter, cluster.nodes > 1)) if link is not None and on]
     kinds = [max((f.evidence for f in link.calibration.values()), key=_RANK.index) if link.calibration else "assumed" for link in used]
     return _weakest(*kinds) if kinds else "datasheet"
 
 
 def _math_share(found: Evaluation) -> float:
-    c, f, b = found.compute, found.program.forward.counts, found.program.backward.counts
-    total = float(c.forward_s @ f + c.backward_s @ b)
-    bound = float((c.forward_s * c.forward_math) @ f + (c.backward_s * c.backward_math) @ b)
-    return bound / total if total else 0.0
+    """Share of forward and backward time that arithmetic rather than memory bounds."""
+    return found.compute.math_share
 
 
 def _network_bound(found: Evaluation, resolved: Resolved) -> str:
     if resolved.plan.dp <= 1:
         return "nothing"
-    step = found.exchange.steps[0]
     link = resolved.cluster.inter if resolved.cluster.nodes > 1 else resolved.cluster.intra
     name = link.title if link is not None else "the network"
-    # The same messages with no bytes in them: what is left is latency.
-    doubled = evaluate(resolved, scales=Scales(network_Bps=1e9))
-    latency = float(doubled.exchange.steps[0].comm_s.sum()) / max(float(step.comm_s.sum()), 1e-30)
+    # What the same messages would take with no bytes in them.
+    busy = found.exchange.comm_s
+    latency = found.exchange.latency_s / busy if busy else 0.0
     return f"latency of {name}" if latency > 0.5 else f"bandwidth of {name}"
 
 
-def _bottleneck(found: Evaluation, resolved: Resolved) -> str:
+def _bottleneck(found: Evaluation, math: float, network_bound: str) -> str:
     terms = dict(found.breakdown)
     compute = terms.get("forward_s", 0.0) + terms.get("backward_s", 0.0)
     exposed = terms.get("exposed_comm_s", 0.0)
@@ -192,11 +192,10 @@ def _bottleneck(found: Evaluation, resolved: Resolved) -> str:
     name, largest = max(rest.items(), key=lambda item: item[1], default=("", 0.0))
     end_s = found.end_s
     if exposed >= max(compute, largest):
-        return f"{_network_bound(found, resolved)}: {exposed / end_s:.0%} of the step waits for it"
+        return f"{network_bound}: {exposed / end_s:.0%} of the step waits for it"
     if compute >= largest:
-        share = _math_share(found)
-        what = "arithmetic rate" if share >= 0.5 else "memory bandwidth"
-        return f"{what} of {found.device.title}: compute is {compute / end_s:.0%} of the step, {share:.0%} of it bound by arithmetic"
+        what = "arithmetic rate" if math >= 0.5 else "memory bandwidth"
+        return f"{what} of {found.device.title}: compute is {compute / end_s:.0%} of the step, {math:.0%} of it bound by arithmetic"
     words = {"compression_s": "gradient compression", "optimizer_s": "the optimizer's memory traffic", "host_s": "the host"}
     return f"{words.get(name, name)}: {largest / end_s:.0%} of the step"
 
@@ -212,8 +211,6 @@ def sensitivities(resolved: Resolved, found: Evaluation) -> list[Sensitivity]:
         ("memory bandwidth", format_Bps(device.memory_Bps), device.title, lambda: _per_sample(resolved, Scales(memory_Bps=1 + STEP))),
         ("kernel launch time", format_s(law.kernel_s), device.title, lambda: _per_sample(resolved, Scales(kernel_s=1 + STEP))),
         ("host time per step", format_s(found.pricing.host_s), resolved.stack.name, lambda: _per_sample(resolved, Scales(host_s=1 + STEP))),
-        ("micro_batch", str(resolved.plan.micro_batch), "", lambda: _per_sample(_grown(resolved, "micro_batch"), Scales())),
-        ("grad_accum", str(resolved.plan.grad_accum), "", lambda: _per_sample(_grown(resolved, "grad_accum"), Scales())),
     ]
     if resolved.plan.dp > 1 and link is not None:
         questions += [
@@ -221,13 +218,14 @@ def sensitivities(resolved: Resolved, found: Evaluation) -> list[Sensitivity]:
             ("network latency", format_s(link.latency_s), link.title, lambda: _per_sample(resolved, Scales(network_latency=1 + STEP))),
         ]
     base = found.end_s / resolved.plan.global_batch
-    answers = [Sensitivity(name=n, value=v, note=w, elasticity=(f() / base - 1.0) / STEP) for n, v, w, f in questions]
+    answers = [Sensitivity(name=n, value=v, note=w, elasticity=log(f() / base) / log1p(STEP)) for n, v, w, f in questions]
+    # Batches come in whole samples, and tiles make them uneven on a small scale: their elasticity is taken over a doubling.
+    for name in ("micro_batch", "grad_accum"):
+        plan = replace(resolved.plan, **{name: 2 * getattr(resolved.plan, name)})
+        doubled = evaluate(replace(resolved, plan=plan)).end_s / plan.global_batch
+        note = "elasticity over a doubling"
+        answers.append(Sensitivity(name=name, value=str(getattr(resolved.plan, name)), note=note, elasticity=log2(doubled / base)))
     return sorted(answers, key=lambda s: -abs(s.elasticity))[:TOP]
-
-
-def _grown(resolved: Resolved, name: str) -> Resolved:
-    grown: Mapping[str, Any] = {name: getattr(resolved.plan, name) * (1 + STEP)}
-    return replace(resolved, plan=replace(resolved.plan, **grown))
 
 
 def _per_sample(resolved: Resolved, scales: Scales) -> float:

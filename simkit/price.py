@@ -35,7 +35,7 @@ class Scales:
 UNSCALED = Scales()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pricing:
     """A Law and the evidence behind each of its constants, with what the stack adds per step."""
 
@@ -124,9 +124,12 @@ class Compute:
     saved_bytes: float
     logits_bytes: float
     model_flops: float
+    forward_total_s: float
+    backward_total_s: float
+    math_share: float
 
     def total(self, ops: Ops, *, backward: bool) -> float:
-        return float((self.backward_s if backward else self.forward_s) @ ops.counts)
+        return self.backward_total_s if backward else self.forward_total_s
 
 
 @lru_cache(maxsize=256)
@@ -141,14 +144,21 @@ def _both(program: Program) -> tuple[Any, Array, Array, int]:
     )
 
 
-def compute(program: Program, *, micro_batch: Any, seq_len: Any, law: Law) -> Compute:
-    """Prices one micro-batch of a Program under a Law."""
+@lru_cache(maxsize=4096)
+def compute(program: Program, *, micro_batch: float, seq_len: float, law: Law) -> Compute:
+    """Prices one micro-batch of a Program under a Law; the same question is answered from memory."""
     monomials = basis(micro_batch, seq_len)
     kind, coefficients, kernels, split = _both(program)
     batch, m, n, k, nbytes, saved = monomials @ coefficients
     columns = Columns(kind=kind, batch=batch, m=m, n=n, k=k, nbytes=nbytes, kernels=kernels)
     t, math = roofline.seconds(columns, law)
+    counts = np.concatenate([program.forward.counts, program.backward.counts])
+    busy = t * counts
+    forward_total, total = float(busy[:split].sum()), float(busy.sum())
     return Compute(
+        forward_total_s=forward_total,
+        backward_total_s=total - forward_total,
+        math_share=float(busy @ math) / total if total else 0.0,
         forward_s=t[..., :split],
         backward_s=t[..., split:],
         forward_math=math[..., :split],

@@ -28,6 +28,8 @@ ZERO = np.zeros(len(BASIS))
 
 def basis(b: Any, s: Any) -> Array:
     """The monomials at micro-batch b and length s, stacked on the last axis: shape (..., 5)."""
+    if not isinstance(b, np.ndarray) and not isinstance(s, np.ndarray):
+        return np.array([1.0, b, s, b * s, b * s * s])
     b, s = np.asarray(b, dtype=float), np.asarray(s, dtype=float)
     bs = b * s
     shape = bs.shape

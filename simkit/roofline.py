@@ -70,7 +70,7 @@ OPERAND = 0.5 * 32.0
 """Relative cost of bringing a tile's operands on chip: 1/e_tile = 1 + OPERAND·(tm + tn)/(tm·tn). Pooled likewise."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Law:
     """The constants of one device, dtype and software stack, ready for the formulas.
 

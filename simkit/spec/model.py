@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 
 POOLED_HEADS = ("pooler", "seq_relationship", "classifier", "score")
@@ -230,4 +231,9 @@ class Model:
 
     @property
     def params(self) -> int:
-        return sum(t.numel for t in self.tensors)
+        return _params(self)
+
+
+@lru_cache(maxsize=1024)
+def _params(model: Model) -> int:
+    return sum(t.numel for t in model.tensors)

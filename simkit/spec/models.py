@@ -39,9 +39,8 @@ def model(
     Raises InputError for unknown names (with the nearest known one) and for anything malformed behind a path.
     """
     text = str(name_or_path).strip()
-    path = Path(text)
-    if text.endswith(".json") or ("/" in text and _exists(path)):
-        return _from_path(str(path), _stamp(path))
+    if text.endswith(".json") or ("/" in text and _exists(Path(text))):
+        return _from_path(str(Path(text)), _stamp(Path(text)))
     found = _from_zoo(text)
     if found is not None:
         return _against_tables(found, tuple((str(f), _stamp(Path(f))) for f in models_files)) if models_files else found
@@ -55,8 +54,8 @@ def model(
         return found
     if _CALLABLE.fullmatch(text):
         return _from_callable(text)
-    if text and _exists(path) and path.is_dir():
-        return _from_path(str(path), _stamp(path))
+    if text and _exists(Path(text)) and Path(text).is_dir():
+        return _from_path(str(Path(text)), _stamp(Path(text)))
     raise unknown("model", name_or_path, _all_names(tuple(map(str, models_files))), see="simkit models")
 
 
@@ -125,6 +124,7 @@ def _spellings(name: str) -> list[str]:
     return [normalise(n) for n in out]
 
 
+@lru_cache(maxsize=1024)
 def _from_zoo(text: str) -> Model | None:
     if text.startswith((".", "/", "~")):
         return None

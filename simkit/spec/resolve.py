@@ -104,8 +104,9 @@ def resolve(scenario: Scenario) -> Resolved:
     _refuse_unmodelled(scenario)
     if scenario.get("task", "pretrain") == "pretrain":
         net = zoo.pretraining_model(net)
-    plan = _plan(scenario, net, machines, software, notes)
-    plan, undecided = _batch(scenario, plan, notes)
+    chosen = _chosen(scenario, net, machines, software, notes)
+    micro, accum, undecided = _batch(scenario, chosen["dp"], notes)
+    plan = Plan(**chosen, micro_batch=micro, grad_accum=accum)
     return Resolved(
         scenario=scenario, model=net, cluster=machines, stack=software, plan=plan, open=undecided,
         assumptions=tuple(notes), warnings=tuple(warnings),
@@ -137,7 +138,8 @@ def _refuse_unmodelled(scenario: Scenario) -> None:
         raise RefusedError(f"zero = {scenario.get('zero')} is not modelled yet; zero = 0 is")
 
 
-def _plan(scenario: Scenario, net: Model, machines: Cluster, software: Stack, notes: list[str]) -> Plan:
+def _chosen(scenario: Scenario, net: Model, machines: Cluster, software: Stack, notes: list[str]) -> dict[str, Any]:
+    """The fields of the plan but for the batch."""
     device = machines.groups[0].device
     transformer = net.spec if isinstance(net.spec, TransformerSpec) else None
     tell = _Teller(scenario, notes)
@@ -154,40 +156,44 @@ def _plan(scenario: Scenario, net: Model, machines: Cluster, software: Stack, no
     dp = scenario.get("dp", world)
     if dp != world:
         raise InputError("does not use every GPU of the cluster", file=scenario.file, key="dp", value=dp, hint=f"the cluster has {world} GPUs; take dp={world} or another cluster")
-    plan = Plan(
-        task=scenario.get("task", "pretrain"),
-        method=method,
-        stack=software.name,
-        dp=dp,
-        precision=precision,
-        master_dtype=scenario.get("master_dtype", "fp32"),
-        reduce_dtype=scenario.get("reduce_dtype", "fp32"),
-        recompute=scenario.get("recompute", "none"),
-        compile=scenario.get("compile", software.compiled),
-        optimizer=tell("optimizer", "sgd-momentum" if net.input_kind == "images" else "adamw", "usual for such a network"),
-        algorithm=algorithm,
-        fp16_accumulate=scenario.get("fp16_accumulate", False),
-        seq_len=_seq_len(net, scenario, tell),
-        image_size=_image_size(net, scenario),
-    )
+    fields: dict[str, Any] = {
+        "task": scenario.get("task", "pretrain"),
+        "method": method,
+        "stack": software.name,
+        "dp": dp,
+        "precision": precision,
+        "master_dtype": scenario.get("master_dtype", "fp32"),
+        "reduce_dtype": scenario.get("reduce_dtype", "fp32"),
+        "recompute": scenario.get("recompute", "none"),
+        "compile": scenario.get("compile", software.compiled),
+        "optimizer": tell("optimizer", "sgd-momentum" if net.input_kind == "images" else "adamw", "usual for such a network"),
+        "algorithm": algorithm,
+        "fp16_accumulate": scenario.get("fp16_accumulate", False),
+        "seq_len": _seq_len(net, scenario, tell),
+        "image_size": _image_size(net, scenario),
+    }
     if transformer is not None:
-        flash = mixed and transformer.kind == "decoder" and device.architecture not in ("volta", "turing", "pascal", "maxwell", "kepler")
-        plan = replace(plan, attention=tell("attention", "flash" if flash else "math", "what this stack runs for such a network on this device"))
+        flash = mixed and transformer.kind == "decoder" and device.architecture not in _NO_FLASH
+        fields["attention"] = tell("attention", "flash" if flash else "math", "what this stack runs for such a network on this device")
     if dp > 1:
-        plan = _exchange(plan, scenario, software, transformer is not None, tell)
-    return plan
+        fields |= _exchange(method, scenario, software, transformer is not None, tell)
+    return fields
 
 
-def _exchange(plan: Plan, scenario: Scenario, software: Stack, transformer: bool, tell: _Teller) -> Plan:
-    overlap = tell("overlap", software.overlap, f"default of {software.name}")
-    fusion = tell("fusion", software.fusion, f"default of {software.name}")
-    bucket_mb = scenario.get("bucket_mb", software.bucket_mb)
-    plan = replace(plan, overlap=overlap, fusion=fusion, bucket_bytes=bucket_mb * MIB)
-    if plan.method in ("power-sgd", "acp-sgd"):
-        plan = replace(plan, rank=tell("rank", 32 if transformer else 4, "as in the ACP-SGD paper"))
-    if plan.method == "topk-sgd":
-        plan = replace(plan, density=tell("density", 0.001, "as in the ACP-SGD paper"))
-    return plan
+_NO_FLASH = frozenset({"volta", "turing", "pascal", "maxwell", "kepler"})
+
+
+def _exchange(method: str, scenario: Scenario, software: Stack, transformer: bool, tell: _Teller) -> dict[str, Any]:
+    fields = {
+        "overlap": tell("overlap", software.overlap, f"default of {software.name}"),
+        "fusion": tell("fusion", software.fusion, f"default of {software.name}"),
+        "bucket_bytes": scenario.get("bucket_mb", software.bucket_mb) * MIB,
+    }
+    if method in ("power-sgd", "acp-sgd"):
+        fields["rank"] = tell("rank", 32 if transformer else 4, "as in the ACP-SGD paper")
+    if method == "topk-sgd":
+        fields["density"] = tell("density", 0.001, "as in the ACP-SGD paper")
+    return fields
 
 
 class _Teller:
@@ -250,10 +256,11 @@ def _image_size(net: Model, scenario: Scenario) -> int:
     return int(scenario.get("image_size", 224))
 
 
-def _batch(scenario: Scenario, plan: Plan, notes: list[str]) -> tuple[Plan, frozenset[str]]:
-    """micro · accum · dp = global: two give the third, one leaves the others to defaults."""
+def _batch(scenario: Scenario, dp: int, notes: list[str]) -> tuple[int, int, frozenset[str]]:
+    """(micro_batch, grad_accum, what was left open). micro · accum · dp = global: two give the third, one leaves the
+    others to defaults."""
     micro, accum, total = (scenario.get(k) for k in ("micro_batch", "grad_accum", "global_batch"))
-    dp, file = plan.dp, scenario.file
+    file = scenario.file
     if total is not None and total % dp:
         raise InputError(f"is not divisible by the {dp} data ranks", file=file, key="global_batch", value=total, hint=f"for example {max(total // dp, 1) * dp}")
     if total is not None and micro is not None and accum is not None and micro * accum * dp != total:
@@ -278,4 +285,4 @@ def _batch(scenario: Scenario, plan: Plan, notes: list[str]) -> tuple[Plan, froz
         undecided.add("grad_accum")
     if not scenario.given("method") and dp > 1:
         undecided.add("method")
-    return replace(plan, micro_batch=micro or 1, grad_accum=accum or 1), frozenset(undecided)
+    return micro or 1, accum or 1, frozenset(undecided)

@@ -149,11 +149,11 @@ class Scenario:
     @classmethod
     def of(cls, fields: Mapping[str, Any], *, file: str = "", profiles: tuple[str, ...] = (), models: tuple[str, ...] = ()) -> Scenario:
         """A Scenario from a mapping; None and the empty string mean absent. Raises InputError on any bad entry."""
-        values = {
-            str(k).replace("-", "_"): clean(str(k).replace("-", "_"), v, file=file)
-            for k, v in fields.items()
-            if v is not None and not (isinstance(v, str) and not v.strip())
-        }
+        values = {}
+        for name, value in fields.items():
+            if value is not None and not (isinstance(value, str) and not value.strip()):
+                key = str(name).replace("-", "_")
+                values[key] = clean(key, value, file=file)
         return cls(values=values, file=file, profiles=tuple(profiles), models=tuple(models))
 
     def get(self, name: str, default: Any = None) -> Any:

@@ -45,7 +45,9 @@ def stack_names(profiles: tuple[str, ...] = ()) -> tuple[str, ...]:
     return tuple(sorted({f.stem for folder in folders if folder.is_dir() for f in folder.glob("*.toml")}))
 
 
+@lru_cache(maxsize=256)
 def known(name: str, profiles: tuple[str, ...] = ()) -> bool:
+    """Whether a stack of that name has a file."""
     return name in stack_names(profiles)
 
 
