@@ -124,7 +124,7 @@ def _number(spec: FieldSpec, value: Any, file: str) -> float | int:
         if isinstance(value, bool):
             raise ValueError
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InputError("is not a number", file=file, key=spec.name, value=value, hint=spec.help) from None
     if not math.isfinite(number):
         raise InputError("is not finite", file=file, key=spec.name, value=value, hint="write a finite number")
