@@ -9,6 +9,9 @@ imported before it is asked for.
 
 from __future__ import annotations
 
+import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -32,11 +35,21 @@ if TYPE_CHECKING:
     from simkit.validate import validate
 
 
+class _Package(ModuleType):
+    """The package as users see it: `simkit.predict` is the function, also after ``import simkit.predict``.
+
+    The import system binds a submodule to its parent under the submodule's name; for the names of the public interface
+    that binding is left out, and the function is looked up when it is asked for.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _LAZY and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'simkit' has no attribute {name!r}")
-    import importlib
-
     value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
@@ -44,3 +57,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -19,7 +19,7 @@ from simkit.spec.plan import DTYPE_BYTES, Plan
 from simkit.spec.priors import prior
 from simkit.spec.resolve import Resolved
 from simkit.spec.stack import Stack
-from simkit.timeline import Step, Timeline, schedule
+from simkit.timeline import Step, Timeline, fifo, schedule
 from simkit.units import GIB
 from simkit.workloads import Numerics, program
 
@@ -99,14 +99,21 @@ def interfered(step: Step, rho: float) -> Step:
     """The step with back-propagation slowed by the collectives that run beside it.
 
     NCCL's kernels take processors and memory bandwidth: a second of hidden communication costs rho seconds of compute.
-    hidden = busy network - exposed communication of the undisturbed step; every backward segment is stretched alike.
+    hidden = busy network - what sticks out behind back-propagation in the undisturbed step, all phases of a buffer taken as
+    one message; every backward segment is stretched alike. A blocking hook hides nothing.
     """
-    hidden_total = float(step.backward_s.sum())
-    if rho <= 0.0 or step.overlap == "none" or not len(step.ready) or hidden_total <= 0.0:
+    if rho <= 0.0 or step.overlap == "none" or step.blocking or not len(step.ready):
         return step
-    quiet = schedule(step)
-    hidden = max(quiet.busy_s.get("comm", 0.0) - quiet.breakdown.get("exposed_comm_s", 0.0), 0.0)
-    return _stretched(step, 1.0 + rho * min(hidden, hidden_total) / hidden_total)
+    ended_s = np.cumsum(step.backward_s)
+    backward_s = float(ended_s[-1])
+    if backward_s <= 0.0:
+        return step
+    encoded_s = np.cumsum(step.encode_s)
+    comm_s = step.comm_s.sum(axis=0)
+    last_s = float(fifo(ended_s[step.ready] + encoded_s, comm_s)[-1])
+    exposed_s = max(last_s - backward_s - float(encoded_s[-1]), 0.0)
+    hidden_s = min(max(float(comm_s.sum()) - exposed_s, 0.0), backward_s)
+    return _stretched(step, 1.0 + rho * hidden_s / backward_s)
 
 
 def _stretched(step: Step, factor: float) -> Step:

@@ -74,21 +74,44 @@ def cluster(
     """
     folders = tuple(profiles)
     _check(gpus_per_node, nics_per_node, p2p)
+    if not isinstance(text, str):
+        _pieces(text)
+    # The environment may name further folders: their roots are part of the question.
+    inside = _inside(text, gpus_per_node, intra, folders, calibration, store.roots(folders))
+    parts, groups, inner = inside.parts, inside.groups, inside.intra
+    notes = list(inside.notes)
+    nodes = sum(g.nodes for g in groups)
+    outer, nics = _inter(parts, groups, inter, nics_per_node, folders, calibration, notes) if nodes > 1 else (None, 1)
+    if nodes == 1 and inter is not None:
+        outer = load.link(inter, profiles=folders, calibration=calibration, key="inter")
+        nics = nics_per_node or 1
+    built = Cluster(groups=groups, intra=inner, inter=outer, nics_per_node=nics, p2p=_p2p(parts, inner, p2p, notes))
+    notes += inside.defaults
+    return built, tuple(dict.fromkeys(notes))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Inside:
+    """What the text says whatever joins the nodes, with the lines to state before and after those of the network."""
+
+    parts: tuple[_Part, ...]
+    groups: tuple[Group, ...]
+    intra: Link | None
+    notes: tuple[str, ...]
+    defaults: tuple[str, ...]
+
+
+@store.remembered
+def _inside(text: str, gpus_per_node: int | None, intra: str | None, folders: tuple[str | Path, ...],
+            calibration: bool, roots: tuple[Path, ...]) -> _Inside:
     parts = tuple(_part(piece, text, folders, calibration) for piece in _pieces(text))
     notes: list[str] = []
     groups = tuple(_group(part, text, gpus_per_node, notes) for part in parts)
     total = sum(g.gpus for g in groups)
     if not 1 <= total <= MAX_GPUS:
         raise InputError(f"has {total} GPUs", key="cluster", value=text, hint=f"1 to {MAX_GPUS} are possible")
-    nodes = sum(g.nodes for g in groups)
     inner = _intra(parts, groups, intra, folders, calibration, notes)
-    outer, nics = _inter(parts, groups, inter, nics_per_node, folders, calibration, notes) if nodes > 1 else (None, 1)
-    if nodes == 1 and inter is not None:
-        outer = load.link(inter, profiles=folders, calibration=calibration, key="inter")
-        nics = nics_per_node or 1
-    built = Cluster(groups=groups, intra=inner, inter=outer, nics_per_node=nics, p2p=_p2p(parts, inner, p2p, notes))
-    notes += _profile_defaults(parts)
-    return built, tuple(dict.fromkeys(notes))
+    return _Inside(parts, groups, inner, tuple(notes), tuple(_profile_defaults(parts)))
 
 
 def _check(gpus_per_node: object, nics_per_node: object, p2p: object) -> None:

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -98,10 +98,22 @@ def _peek(path: Path) -> str:
         return ""
 
 
+_derived: list[Callable[[], None]] = []
+
+
+def remembered(function: Callable[..., T]) -> Callable[..., T]:
+    """`function` with its last 1,024 answers kept until a profile is written (`forget`)."""
+    cached = lru_cache(maxsize=1024)(function)
+    _derived.append(cached.cache_clear)
+    return cached
+
+
 def forget() -> None:
     """Drops what was cached, after a profile was written."""
     for cached in (_folder, _stems, _aliases, _found, _read):
         cached.cache_clear()
+    for clear in _derived:
+        clear()
 
 
 def names(kind: str, profiles: Iterable[str | Path] = ()) -> tuple[str, ...]:
