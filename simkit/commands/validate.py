@@ -23,7 +23,8 @@ HEADS = ("", "rows", "MAPE", "median", "90th pct", "bias", "in 90 % int.")
 
 def configure(parser: _flags.Parser) -> None:
     parser.usage = "%(prog)s FILE.csv [FILE.csv …] [FLAGS]"
-    parser.add_argument("files", nargs="+", metavar="FILE.csv", help="measured table")
+    parser.add_argument("files", nargs="*", metavar="FILE.csv", help="measured table")
+    parser.add_argument("--scoreboard", action="store_true", help="score the tables that ship, as Markdown")
     parser.add_argument("--models", action="append", default=[], metavar="FILE.csv", help="further architectures")
     _flags.add_profiles(parser)
     parser.add_argument("--no-calibration", action="store_true", help="datasheets and priors only")
@@ -34,6 +35,13 @@ def configure(parser: _flags.Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.scoreboard:
+        from simkit.scoreboard import scoreboard
+
+        _output.emit(scoreboard().rstrip("\n"))
+        return 0
+    if not args.files:
+        raise InputError("needs a table", key="validate", hint="give a CSV file, or --scoreboard for the tables that ship")
     from simkit.validate import score, summary, write_rows
 
     folders, models = _flags.profiles(args), tuple(args.models)
