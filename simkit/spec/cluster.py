@@ -76,6 +76,8 @@ def cluster(
     _check(gpus_per_node, nics_per_node, p2p)
     if not isinstance(text, str):
         _pieces(text)
+    if intra is not None and not isinstance(intra, str):
+        load.link(intra, key="intra")
     # The environment may name further folders: their roots are part of the question.
     inside = _inside(text, gpus_per_node, intra, folders, calibration, store.roots(folders))
     parts, groups, inner = inside.parts, inside.groups, inside.intra

@@ -14,7 +14,8 @@ class Plan:
 
     method: gradient exchange (a file of `simkit.compressors`, without the -sgd ending where it has one).
     overlap: ``none`` or ``wfbp``. fusion: ``none bucket all optimal``. bucket_bytes: uncompressed gradient bytes.
-    dp = world for data-parallel training; the other degrees are carried for the LLM work and are 1 here.
+    dp counts all data ranks, sharded ones included; ep divides dp; sp = tp where Megatron's sequence parallelism is on; vpp:
+    model chunks a pipeline rank holds; shard_group: ranks over which ZeRO shards (dp unless the sharding is hybrid).
     grad_accum micro-batches of micro_batch samples per data rank make one step; one exchange per step.
     """
 
@@ -31,7 +32,12 @@ class Plan:
     pp: int = 1
     cp: int = 1
     ep: int = 1
+    sp: int = 1
+    vpp: int = 1
     zero: int = 0
+    shard_group: int = 1
+    schedule: str = "1f1b"
+    offload: str = "none"
     precision: str = "fp32"
     master_dtype: str = "fp32"
     reduce_dtype: str = "fp32"

@@ -15,12 +15,16 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from simkit.errors import InputError, unknown
 from simkit.spec.hardware import Fit
 from simkit.units import parse
 
+if TYPE_CHECKING:
+    from functools import _lru_cache_wrapper
+
+T = TypeVar("T")
 KINDS = ("device", "link", "machine")
 MARKER = "# --- fitted: written by simkit calibrate, do not edit by hand ---"
 _ALIASES = re.compile(r"^aliases\s*=\s*\[(.*?)\]", re.MULTILINE | re.DOTALL)
@@ -101,7 +105,7 @@ def _peek(path: Path) -> str:
 _derived: list[Callable[[], None]] = []
 
 
-def remembered(function: Callable[..., T]) -> Callable[..., T]:
+def remembered(function: Callable[..., T]) -> _lru_cache_wrapper[T]:
     """`function` with its last 1,024 answers kept until a profile is written (`forget`)."""
     cached = lru_cache(maxsize=1024)(function)
     _derived.append(cached.cache_clear)

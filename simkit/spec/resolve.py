@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from simkit import plugins
@@ -16,6 +17,7 @@ from simkit.errors import InputError, RefusedError, unknown
 from simkit.spec import cluster as clusters
 from simkit.spec import convnets
 from simkit.spec import models as zoo
+from simkit.spec import profiles as store
 from simkit.spec.build import build
 from simkit.spec.hardware import Cluster, Device
 from simkit.spec.model import ConvSpec, Model, TransformerSpec
@@ -74,8 +76,11 @@ class Resolved:
         return {k: v for k, v in out.items() if v is not None}
 
 
-# One object per cluster, so that what was worked out for it (collective costs) is found again.
-parse_cluster = lru_cache(maxsize=1024)(clusters.cluster)
+@store.remembered
+def parse_cluster(roots: tuple[Path, ...], text: str, **given: Any) -> tuple[Cluster, tuple[str, ...]]:
+    """One object per cluster, so that what was worked out for it (collective costs) is found again. roots: where
+    profiles are looked up, the environment's folders among them; they are part of the question."""
+    return clusters.cluster(text, **given)
 
 
 def resolve(scenario: Scenario) -> Resolved:
@@ -90,6 +95,7 @@ def resolve(scenario: Scenario) -> Resolved:
     if not scenario.given("cluster"):
         notes.append(f"cluster = {spec}: none given")
     machines, said = parse_cluster(
+        store.roots(scenario.profiles),
         spec,
         gpus_per_node=scenario.get("gpus_per_node"),
         intra=scenario.get("intra"),
