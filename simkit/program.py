@@ -36,12 +36,22 @@ def basis(b: Any, s: Any) -> Array:
     return np.stack([np.ones(shape), np.broadcast_to(b, shape), np.broadcast_to(s, shape), bs, bs * s], axis=-1)
 
 
+DIVIDES = ("", "m", "n", "k", "batch", "bytes", "sequence")
+"""How a rank's share of an operator is made. ``""``: every rank does all of it. ``m n k batch``: that dimension of the
+product over the tensor-parallel ranks (outputs of a column-parallel weight, inner dimension of a row-parallel one, heads).
+``bytes``: the bytes of a stream over the tensor-parallel ranks (it works on a sharded width). ``sequence``: the bytes over the
+sequence-parallel ranks, whole without sequence parallelism (norms, residuals, dropout). What a product keeps for the
+backward pass is its input: sharded over tensor-parallel ranks for ``k``, ``batch``, ``bytes``, over sequence-parallel
+ones else. Terms with b or s are divided over context-parallel ranks; routed experts over expert-parallel ones."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """One operator while a workload is being written down; the vectors are coefficients over `BASIS`.
 
     saved: bytes kept from the forward pass for the backward pass. trains: the tensors whose gradients this operator
-    completes, as keys that `Recorder.block` turns into tensor names.
+    completes, as keys that `Recorder.add` turns into tensor names. divides: what a parallel rank holds of it, see
+    `DIVIDES`.
     """
 
     name: str
@@ -56,6 +66,7 @@ class Op:
     kernels: float = 1.0
     trains: tuple[str, ...] = ()
     flops: Array = field(default_factory=lambda: ZERO)
+    divides: str = ""
 
 
 def matmul(
@@ -72,22 +83,30 @@ def matmul(
     saved: Array = ZERO,
     kernels: float = 1.0,
     trains: tuple[str, ...] = (),
+    divides: str = "",
 ) -> Op:
     """out[m,n] = in[m,k] w[k,n], `batch` copies; flops = 2·batch·m·n·k, given as a polynomial of its own because a
     product of polynomials may leave the basis while the count does not."""
     return Op(
         name=name, module=module, kind=kind, batch=batch, m=m, n=n, k=k, nbytes=nbytes, saved=saved, kernels=kernels,
-        trains=trains, flops=flops,
+        trains=trains, flops=flops, divides=divides,
     )
 
 
 def stream(
-    name: str, module: str, nbytes: Array, *, saved: Array = ZERO, kernels: float = 1.0, trains: tuple[str, ...] = ()
+    name: str,
+    module: str,
+    nbytes: Array,
+    *,
+    saved: Array = ZERO,
+    kernels: float = 1.0,
+    trains: tuple[str, ...] = (),
+    divides: str = "",
 ) -> Op:
     """An operator that only moves bytes: element-wise work, norms, reductions, look-ups, copies."""
     return Op(
         name=name, module=module, kind=MEMORY, batch=ZERO, m=ZERO, n=ZERO, k=ZERO, nbytes=nbytes, saved=saved,
-        kernels=kernels, trains=trains,
+        kernels=kernels, trains=trains, divides=divides,
     )
 
 
@@ -98,6 +117,8 @@ class Ops:
     names: tuple[str, ...]
     modules: tuple[str, ...]
     kind: NDArray[np.int8]
+    divides: NDArray[np.int8]
+    """Codes of `DIVIDES`."""
     coefficients: Array
     """Shape (6, 5, rows): batch, m, n, k, nbytes, saved."""
     kernels: Array
@@ -122,7 +143,7 @@ def ops(written: list[Op], order: Iterable[int]) -> Ops:
     row_of: list[int] = []
     first: list[int] = []
     for i, o in enumerate(written):
-        row = rows.setdefault((o.kind, o.module, o.kernels, table[i].tobytes()), len(rows))
+        row = rows.setdefault((o.kind, o.module, o.kernels, o.divides, table[i].tobytes()), len(rows))
         if row == len(first):
             first.append(i)
         row_of.append(row)
@@ -131,6 +152,7 @@ def ops(written: list[Op], order: Iterable[int]) -> Ops:
         names=tuple(written[i].name for i in first),
         modules=tuple(written[i].module for i in first),
         kind=np.array([written[i].kind for i in first], dtype=np.int8),
+        divides=np.array([DIVIDES.index(written[i].divides) for i in first], dtype=np.int8),
         coefficients=np.ascontiguousarray(table[first].transpose(1, 2, 0)),
         kernels=np.array([written[i].kernels for i in first], dtype=float),
         order=sequence,
@@ -142,11 +164,15 @@ def ops(written: list[Op], order: Iterable[int]) -> Ops:
 class Blocks:
     """The repeated blocks of a network, in forward order: what activation recomputation replays.
 
-    counts: shape (blocks, forward rows), how often a block runs each row. starts: position in `backward.order` before
-    which a block is replayed. inputs: shape (blocks, 5), bytes of what enters a block.
+    counts: shape (blocks, forward rows), how often a block runs each row; backward_counts: the same for backward rows.
+    starts: position in `backward.order` before which a block is replayed. inputs: shape (blocks, 5), bytes of what
+    enters a block. before, after: how often the forward (backward) rows run before the first and after the last block.
     """
 
     counts: Array
+    backward_counts: Array
+    before: tuple[Array, Array]
+    after: tuple[Array, Array]
     starts: NDArray[np.int64]
     inputs: Array
 
@@ -218,7 +244,7 @@ class Recorder:
         self._row: tuple[dict[int, int], dict[int, int]] = ({}, {})
         self._forward: list[int] = []
         self._backward: list[tuple[int, tuple[str, ...]]] = []
-        self._blocks: list[tuple[int, int, int, Array]] = []
+        self._blocks: list[tuple[int, int, int, int, Array]] = []
 
     def _index(self, op: Op, side: int) -> int:
         rows = self._row[side]
@@ -233,7 +259,7 @@ class Recorder:
         """Appends nodes; `rename` maps the keys in `Op.trains` to tensor names (identity where absent). block: the
         nodes are one repeated block, and these are the bytes of its input."""
         names = rename or {}
-        begin = len(self._forward)
+        begin, behind = len(self._forward), len(self._backward)
         for node in nodes:
             self._forward += [self._index(op, 0) for op in node.forward]
             # Stored reversed: `program` turns the whole list round once.
@@ -241,7 +267,7 @@ class Recorder:
                 trained = tuple(n for key in op.trains for n in names.get(key, (key,)))
                 self._backward.append((self._index(op, 1), trained))
         if block is not None:
-            self._blocks.append((begin, len(self._forward), len(self._backward), block))
+            self._blocks.append((begin, len(self._forward), behind, len(self._backward), block))
 
     def program(
         self,
@@ -263,24 +289,34 @@ class Recorder:
             raise ValueError(f"no operator completes the gradient of {missing[:3]}")
         ready = sorted((position, -index[name]) for name, position in done.items() if name in index)
         forward = ops(self._unique[0], self._forward)
+        backward = ops(self._unique[1], [row for row, _ in sequence])
         if model_flops is None:
             model_flops = np.sum([self._unique[0][i].flops for i in self._forward], axis=0)
         return Program(
             forward=forward,
-            backward=ops(self._unique[1], [row for row, _ in sequence]),
+            backward=backward,
             ready=np.array([position for position, _ in ready], dtype=np.int64),
             tensor_index=np.array([-negative for _, negative in ready], dtype=np.int64),
             logits=logits,
             model_flops=model_flops,
-            blocks=self._found(forward),
+            blocks=self._found(forward, backward),
             notes=notes,
         )
 
-    def _found(self, forward: Ops) -> Blocks:
-        rows, last = len(forward), len(self._backward)
-        counts = [np.bincount(forward.order[begin:end], minlength=rows) for begin, end, _, _ in self._blocks]
+    def _found(self, forward: Ops, backward: Ops) -> Blocks:
+        last = len(self._backward)
+
+        def count(ops: Ops, begin: int, end: int) -> Array:
+            return np.bincount(ops.order[begin:end], minlength=len(ops)).astype(float)
+
+        # The backward list is written front to back and stored turned round.
+        spans = [(begin, end, last - stop, last - start) for begin, end, start, stop, _ in self._blocks]
+        first, final = (spans[0], spans[-1]) if spans else ((0, 0, last, last), (0, 0, last, last))
         return Blocks(
-            counts=np.array(counts, dtype=float).reshape(len(counts), rows),
-            starts=np.array([last - stop for _, _, stop, _ in self._blocks], dtype=np.int64),
-            inputs=np.array([entering for *_, entering in self._blocks]).reshape(len(counts), len(BASIS)),
+            counts=np.array([count(forward, a, b) for a, b, _, _ in spans]).reshape(len(spans), len(forward)),
+            backward_counts=np.array([count(backward, c, d) for _, _, c, d in spans]).reshape(len(spans), len(backward)),
+            before=(count(forward, 0, first[0]), count(backward, first[3], last)),
+            after=(count(forward, final[1], len(self._forward)), count(backward, 0, final[2])),
+            starts=np.array([c for _, _, c, _ in spans], dtype=np.int64),
+            inputs=np.array([entering for *_, entering in self._blocks]).reshape(len(spans), len(BASIS)),
         )

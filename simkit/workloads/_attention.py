@@ -22,14 +22,14 @@ def core(writer: Writer, module: str, *, causal: bool, window: int | None) -> li
     copies = BS * (q_width + k_width + v_width)
     nodes: list[Node] = []
     if spec.positional == "rope":
-        nodes.append(writer.pointwise("rotary", module, BS * (q_width + k_width), 6.0, 6.0, kernels=6.0))
+        nodes.append(writer.pointwise("rotary", module, BS * (q_width + k_width), 6.0, 6.0, kernels=6.0, divides="bytes"))
     if writer.numerics.attention == "flash":
         return [*nodes, _flash(writer, module, e * copies, e * (BS * out_width), causal=causal, window=window)]
     return [
         *nodes,
-        writer.pointwise("split_heads", module, copies, 2.0, 2.0, saved=e * copies, kernels=3.0),
+        writer.pointwise("split_heads", module, copies, 2.0, 2.0, saved=e * copies, kernels=3.0, divides="bytes"),
         *_math(writer, module),
-        writer.pointwise("merge_heads", module, BS * out_width, 2.0, 2.0),
+        writer.pointwise("merge_heads", module, BS * out_width, 2.0, 2.0, divides="bytes"),
     ]
 
 
@@ -49,7 +49,7 @@ def _flash(
     def kernel(name: str, factor: float, nbytes: Array, saved: Array = ZERO) -> Op:
         return matmul(
             name, module, kind=ATTENTION, batch=B * spec.heads, m=m, n=n, k=ONE * (width * factor),
-            flops=pairs * (2.0 * spec.heads * width * factor), nbytes=nbytes, saved=saved,
+            flops=pairs * (2.0 * spec.heads * width * factor), nbytes=nbytes, saved=saved, divides="batch",
         )
 
     moved = operands + result
@@ -65,18 +65,18 @@ def _math(writer: Writer, module: str) -> list[Node]:
         """scores = q k^T (n = s) or context = p v (inner dimension s)."""
         m, n, k = (S, ONE * depth, S) if inner else (S, S, ONE * depth)
         nbytes = e * (scores + BS * ((spec.heads + spec.kv_heads) * depth))
-        return matmul(name, module, batch=copies, m=m, n=n, k=k, flops=scores * (2.0 * depth), nbytes=nbytes)
+        return matmul(name, module, batch=copies, m=m, n=n, k=k, flops=scores * (2.0 * depth), nbytes=nbytes, divides="batch")
 
     d, v = spec.head_dim, spec.value_dim
     nodes = [
         Node((product("qk", d, inner=False),), (product("qk.dq", d, inner=True), product("qk.dk", d, inner=True))),
-        writer.pointwise("scale", module, scores, 2.0, 2.0),
-        writer.pointwise("mask", module, scores, 2.0, 0.0),
-        writer.pointwise("softmax", module, scores, 2.0, 3.0, saved=scores * e),
+        writer.pointwise("scale", module, scores, 2.0, 2.0, divides="bytes"),
+        writer.pointwise("mask", module, scores, 2.0, 0.0, divides="bytes"),
+        writer.pointwise("softmax", module, scores, 2.0, 3.0, saved=scores * e, divides="bytes"),
     ]
     if writer.dropout:
         nodes.append(writer.pointwise(
-            "score_dropout", module, scores, 2.0, 2.0, extra=1.0, saved=scores * (e + 1.0)
+            "score_dropout", module, scores, 2.0, 2.0, extra=1.0, saved=scores * (e + 1.0), divides="bytes"
         ))
     context = Node((product("pv", v, inner=True),), (product("pv.dp", v, inner=False), product("pv.dv", v, inner=True)))
     return [*nodes, context]

@@ -50,8 +50,8 @@ def embedding(writer: Writer, tables: Sequence[Tensor]) -> list[Node]:
         # The gradient of a table is dense: it is zeroed and scattered into.
         dense = BS * (2.0 * h * e) + ONE * (FP32_BYTES * tensor.numel)
         nodes.append(Node(
-            (stream(tensor.name, "embedding", BS * (2.0 * h * e)),),
-            (stream(f"{tensor.name}.grad", "embedding", dense, trains=(tensor.name,)),),
+            (stream(tensor.name, "embedding", BS * (2.0 * h * e), divides="sequence"),),
+            (stream(f"{tensor.name}.grad", "embedding", dense, trains=(tensor.name,), divides="bytes"),),
         ))
     patch = [t for t in tables if t.module == "conv"]
     if patch:
@@ -102,11 +102,11 @@ def _vocabulary(writer: Writer, trains: tuple[str, ...]) -> list[Node]:
     tokens = BS * share(writer)
     product = writer.linear(
         "vocabulary", "head", spec.vocab, spec.hidden, trains=trains, tokens=tokens, bias=spec.head_bias,
-        saved=tokens * (spec.hidden * e),
+        saved=tokens * (spec.hidden * e), divides="n",
     )
     logits = tokens * (spec.vocab * (0.5 if writer.numerics.compiled else 1.0))
     loss = Node(
-        (stream("cross_entropy", "head", logits * (e + 20.0), kernels=3.0),),
-        (stream("cross_entropy.grad", "head", logits * (e + 12.0), kernels=2.0),),
+        (stream("cross_entropy", "head", logits * (e + 20.0), kernels=3.0, divides="bytes"),),
+        (stream("cross_entropy.grad", "head", logits * (e + 12.0), kernels=2.0, divides="bytes"),),
     )
     return [product, loss]

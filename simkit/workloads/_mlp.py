@@ -42,9 +42,9 @@ def _activated(writer: Writer, module: str, group: Group, width: float, kept: fr
     # The way down runs last, wherever it is registered (between the two others in Mixtral).
     narrowing = [i for i, layer in enumerate(layers) if layer[0][1].shape[0] < layer[0][1].shape[-1]]
     down = layers.pop(narrowing[-1] if len(narrowing) == 1 else -1)
-    ups = writer.linears([item for layer in layers for item in layer], kept=kept)
+    ups = writer.linears([item for layer in layers for item in layer], divides="n", kept=kept)
     e = writer.e
-    between = [writer.pointwise("activation", module, BS * width, 2.0, 3.0, saved=BS * (width * e))]
+    between = [writer.pointwise("activation", module, BS * width, 2.0, 3.0, saved=BS * (width * e), divides="bytes")]
     if writer.spec.gated_mlp:
-        between.append(writer.pointwise("gate", module, BS * width, 3.0, 5.0, saved=BS * (2.0 * width * e)))
-    return [*ups, *between, *writer.linears(down)]
+        between.append(writer.pointwise("gate", module, BS * width, 3.0, 5.0, saved=BS * (2.0 * width * e), divides="bytes"))
+    return [*ups, *between, *writer.linears(down, divides="k")]

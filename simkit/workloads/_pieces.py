@@ -13,6 +13,8 @@ from simkit.workloads import Numerics
 DROPOUT_FAMILIES = frozenset({"bert", "roberta", "distilbert", "gpt2", "gpt3", "opt", "t5"})
 """Families whose published configuration trains with dropout 0.1; later decoders train without."""
 FP32_BYTES = 4.0
+_BACKWARD_DIVIDES = {"n": ("k", "m"), "k": ("n", "n"), "": ("", "")}
+"""Which dimension of the data gradient dx[t,k] and of the weight gradient dW[n,k] is divided, by the forward one."""
 Group = Sequence[tuple[int, Tensor]]
 """Tensors of one part of a block with their positions in the block, which are the keys of `Op.trains`."""
 
@@ -38,34 +40,49 @@ class Writer:
         bias: bool = False,
         saved: Array = ZERO,
         inputs_need_gradient: bool = True,
+        divides: str = "",
     ) -> Node:
-        """y[t,n] = x[t,k] W[n,k]^T + b, `batch` copies of t/batch rows each (routed experts)."""
+        """y[t,n] = x[t,k] W[n,k]^T + b, `batch` copies of t/batch rows each (routed experts).
+
+        divides: ``n`` = column-parallel, ``k`` = row-parallel, empty = the weight is replicated.
+        """
+        data, weight = _BACKWARD_DIVIDES[divides]
+        held = "bytes" if divides else ""
         e, cast = self.e, self.numerics.cast_bytes
         weights = ONE * (batch * n * k)
         nbytes = e * (tokens * (n + k) + weights)
         flops = tokens * (2.0 * n * k)
         m, copies, rows, inner = tokens / batch, ONE * batch, ONE * n, ONE * k
         forward = [
-            matmul(name, module, batch=copies, m=m, n=rows, k=inner, flops=flops, nbytes=nbytes, saved=saved)
+            matmul(
+                name, module, batch=copies, m=m, n=rows, k=inner, flops=flops, nbytes=nbytes, saved=saved,
+                divides=divides,
+            )
         ]
         backward = []
         if inputs_need_gradient:
             backward.append(
-                matmul(f"{name}.dgrad", module, batch=copies, m=m, n=inner, k=rows, flops=flops, nbytes=nbytes)
+                matmul(
+                    f"{name}.dgrad", module, batch=copies, m=m, n=inner, k=rows, flops=flops, nbytes=nbytes,
+                    divides=data,
+                )
             )
         if bias:
-            backward.append(stream(f"{name}.bias_grad", module, e * (tokens * n)))
+            backward.append(stream(
+                f"{name}.bias_grad", module, e * (tokens * n), divides="bytes" if divides == "n" else "sequence"
+            ))
         backward.append(matmul(
             f"{name}.wgrad", module, batch=copies, m=rows, n=inner, k=m, flops=flops, nbytes=nbytes,
-            trains=() if cast else trains,
+            trains=() if cast else trains, divides=weight,
         ))
         if cast:
-            forward.insert(0, stream(f"{name}.cast", module, weights * cast))
-            backward.append(stream(f"{name}.grad_cast", module, weights * cast, trains=trains))
+            forward.insert(0, stream(f"{name}.cast", module, weights * cast, divides=held))
+            backward.append(stream(f"{name}.grad_cast", module, weights * cast, trains=trains, divides=held))
         return Node(tuple(forward), tuple(backward))
 
-    def linears(self, group: Group, *, kept: frozenset[int] = frozenset()) -> list[Node]:
-        """One node per weight of `group`; a bias that follows its weight is trained with it.
+    def linears(self, group: Group, *, divides: str = "", kept: frozenset[int] = frozenset()) -> list[Node]:
+        """One node per weight of `group`; a bias that follows its weight is trained with it. divides: as in `linear`;
+        the low-rank projections of MLA are replicated.
 
         Weights of equal inner width read the same tensor, kept once; kept: widths whose tensor is kept already.
         """
@@ -85,6 +102,7 @@ class Writer:
                 _short(tensor.name), tensor.module, n, k, trains=keys, tokens=tokens,
                 batch=float(tensor.repeat) if expert else 1.0, bias=len(keys) > 1,
                 saved=ZERO if k in held else tokens * (k * self.e),
+                divides="" if "_a_proj" in tensor.name else divides,
             ))
             held.add(k)
         return nodes
@@ -101,14 +119,15 @@ class Writer:
         saved: Array = ZERO,
         trains: tuple[str, ...] = (),
         kernels: float = 1.0,
+        divides: str = "sequence",
     ) -> Node:
         """A chain that touches `forward` (`backward`) elements per unit of width, plus `extra` bytes of masks."""
         if self.numerics.compiled:
             forward, backward, kernels = min(forward, 2.0), min(backward, 3.0), 1.0
         there, back = width * (self.e * forward + extra), width * (self.e * backward + extra)
         return Node(
-            (stream(name, module, there, saved=saved, kernels=kernels),),
-            (stream(f"{name}.grad", module, back, trains=trains, kernels=kernels),),
+            (stream(name, module, there, saved=saved, kernels=kernels, divides=divides),),
+            (stream(f"{name}.grad", module, back, trains=trains, kernels=kernels, divides=divides),),
         )
 
     def norm(self, name: str, keys: tuple[str, ...], width: float = 0.0) -> Node:

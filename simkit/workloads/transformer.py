@@ -114,9 +114,9 @@ def _branches(
     for module in ATTENTION_MODULES:
         if f"{module}.qkv" in parts:
             own = module == "attention"
-            body = writer.linears(parts[f"{module}.qkv"])
+            body = writer.linears(parts[f"{module}.qkv"], divides="n")
             body += _attention.core(writer, module, causal=causal and own, window=window if own else None)
-            branches.append((module, [*body, *writer.linears(parts.get(f"{module}.out", []))]))
+            branches.append((module, [*body, *writer.linears(parts.get(f"{module}.out", []), divides="k")]))
     # Parallel branches under one norm read the same tensor.
     shared = writer.spec.parallel_residual and norms == 1
     return [*branches, ("mlp", _mlp.mlp(writer, parts, input_kept=shared))]
