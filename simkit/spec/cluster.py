@@ -74,10 +74,7 @@ def cluster(
     """
     folders = tuple(profiles)
     _check(gpus_per_node, nics_per_node, p2p)
-    if not isinstance(text, str):
-        _pieces(text)
-    if intra is not None and not isinstance(intra, str):
-        load.link(intra, key="intra")
+    _check_texts(text, intra)
     # The environment may name further folders: their roots are part of the question.
     inside = _inside(text, gpus_per_node, intra, folders, calibration, store.roots(folders))
     parts, groups, inner = inside.parts, inside.groups, inside.intra
@@ -122,6 +119,14 @@ def _check(gpus_per_node: object, nics_per_node: object, p2p: object) -> None:
             raise InputError("is no count", key=key, value=value, hint="give a whole number from 1 to 1024")
     if p2p is not None and not isinstance(p2p, bool):
         raise InputError("is neither true nor false", key="p2p", value=p2p, hint="give true or false")
+
+
+def _check_texts(text: object, intra: object) -> None:
+    """Raises InputError for what is no text, before it becomes part of a key."""
+    if not isinstance(text, str):
+        _pieces(text)
+    if intra is not None and not isinstance(intra, str):
+        store.locate("link", intra, key="intra")
 
 
 def _pieces(text: object) -> list[str]:
