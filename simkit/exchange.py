@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -139,7 +140,7 @@ def _tensors(program: Program, model: Model, method: Method, variant: int, law: 
         encode_s=device("encode"),
         between_s=tuple(device("between", p) for p in phases[1:]),
         decode_s=device("decode"),
-        plain_bytes=np.array([4.0 * float(np.prod(s)) for s in shapes]),
+        plain_bytes=np.array([4.0 * prod(s) for s in shapes]),
         shares=tuple(float(method.ranks) if op == "all_gather" else 1.0 for op in module.OP),
     )
 
@@ -184,7 +185,7 @@ def _messages(buckets: _Buckets, tensors: _Tensors, cluster: Cluster, algorithm:
         cost = scaled_cost(collective_cost(op, cluster, algorithm), scales)
         used = sent > 0
         seconds.append(np.where(used, cost(sent * share) + message_s, 0.0))
-        latency_s += float(used.sum()) * (float(cost(0.0)) + message_s)
+        latency_s += np.count_nonzero(used) * (float(cost(0.0)) + message_s)
     table = np.array(seconds).reshape(len(seconds), len(buckets.ready))
     return table, latency_s, float(table.sum())
 

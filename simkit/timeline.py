@@ -171,7 +171,7 @@ def closing(step: Step, *, exposed_s: float, comm_end_s: Array, record: list[Spa
 
 def fifo(issue_s: Array, duration_s: Array, free_s: float = 0.0) -> Array:
     """End times of jobs served one by one in order: e_i = max(e_{i-1}, issue_i) + duration_i, e_{-1} = free_s."""
-    total = np.cumsum(duration_s)
+    total = duration_s.cumsum()
     start = np.maximum(issue_s, free_s)
     start[1:] -= total[:-1]
     np.maximum.accumulate(start, out=start)
@@ -206,9 +206,9 @@ def _inline(step: Step, record: list[Span] | None) -> tuple[float, Array]:
         if record is not None:
             _segments(step, record, begin_s + np.cumsum(step.backward_s) - step.backward_s)
         return 0.0, np.zeros(0)
-    encoded_s = np.cumsum(step.encode_s)
+    encoded_s = step.encode_s.cumsum()
     done_s = np.zeros(len(step.backward_s) + 1)
-    np.cumsum(step.backward_s, out=done_s[1:])
+    step.backward_s.cumsum(out=done_s[1:])
     device_s = float(begin_s + done_s[-1] + encoded_s[-1])
     issue_s = done_s[step.ready + 1]
     issue_s += encoded_s
