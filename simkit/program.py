@@ -125,6 +125,8 @@ class Ops:
     order: NDArray[np.int64]
     counts: Array
     """How often each unique row is executed: bincount of `order`."""
+    launches: float
+    """Kernels of one pass."""
 
     def at(self, monomials: Array) -> tuple[Columns, Array]:
         """Columns and saved bytes at the given monomials of shape (..., 5)."""
@@ -148,15 +150,18 @@ def ops(written: list[Op], order: Iterable[int]) -> Ops:
             first.append(i)
         row_of.append(row)
     sequence = np.array([row_of[i] for i in order], dtype=np.int64)
+    kernels = np.array([written[i].kernels for i in first], dtype=float)
+    counts = np.bincount(sequence, minlength=len(rows)).astype(float)
     return Ops(
         names=tuple(written[i].name for i in first),
         modules=tuple(written[i].module for i in first),
         kind=np.array([written[i].kind for i in first], dtype=np.int8),
         divides=np.array([DIVIDES.index(written[i].divides) for i in first], dtype=np.int8),
         coefficients=np.ascontiguousarray(table[first].transpose(1, 2, 0)),
-        kernels=np.array([written[i].kernels for i in first], dtype=float),
+        kernels=kernels,
         order=sequence,
-        counts=np.bincount(sequence, minlength=len(rows)).astype(float),
+        counts=counts,
+        launches=float(kernels @ counts),
     )
 
 
@@ -215,6 +220,8 @@ class Program:
         """
         saved = monomials @ self.forward.coefficients[SAVED]
         total = float(saved @ self.forward.counts)
+        if recompute == "none":
+            return total
         dropped = self.replayed(recompute) @ saved
         if not dropped.any():
             return total
