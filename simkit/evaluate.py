@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from simkit import train
 from simkit.exchange import Exchange, Method, exchange
 from simkit.memory import exchange_bytes, memory
 from simkit.price import UNSCALED, Compute, Pricing, Scales, compute, optimizer_seconds, pricing, scaled
@@ -44,23 +45,24 @@ class Evaluation:
 
 
 @lru_cache(maxsize=512)
-def numerics(precision: str, master_dtype: str, attention: str, compiled: bool, head_share: float, windowed: bool) -> Numerics:
+def numerics(precision: str, master_dtype: str, attention: str, compiled: bool, head_share: float, windowed: bool, fused: frozenset[str], autocast: bool) -> Numerics:
     """What the workload must know of a plan. windowed: sequences exceed the sliding window of the network."""
     element = DTYPE_BYTES[precision]
     return Numerics(
         element_bytes=max(element, 2.0),
-        cast_bytes=CAST_BYTES if element < DTYPE_BYTES[master_dtype] else 0.0,
+        cast_bytes=CAST_BYTES if autocast and element < DTYPE_BYTES[master_dtype] else 0.0,
         attention=attention,
         compiled=compiled,
         head_share=head_share,
         windowed=windowed,
+        fused=fused,
     )
 
 
 def _program(model: Model, plan: Plan, stack: Stack) -> Program:
     window = getattr(model.spec, "window", None)
     windowed = window is not None and plan.seq_len > window
-    return program(model, numerics(plan.precision, plan.master_dtype, plan.attention, plan.compile, stack.mlm_positions, windowed))
+    return program(model, numerics(plan.precision, plan.master_dtype, plan.attention, plan.compile, stack.mlm_positions, windowed, stack.fused, stack.autocast))
 
 
 def evaluate(resolved: Resolved, *, scales: Scales = UNSCALED, spans: bool = False) -> Evaluation:
@@ -71,6 +73,8 @@ def evaluate(resolved: Resolved, *, scales: Scales = UNSCALED, spans: bool = Fal
     per_device = [_on(d, work, plan, stack, calibrated, scales) for d in dict.fromkeys(resolved.cluster.devices)]
     # Synchronous training runs at the pace of the slowest device, never at the mean.
     device, priced, cost = max(per_device, key=lambda item: item[3])[:3]
+    if is_sharded(plan):
+        return _sharded(resolved, work, device, priced, calibrated, scales)
     fp32 = pricing(device, "fp32", stack, fp16_accumulate=False, calibration=calibrated).law
     message = stack.calibration.get("message") if calibrated else None
     message_s = message["seconds"] if message is not None else 0.0
@@ -78,6 +82,7 @@ def evaluate(resolved: Resolved, *, scales: Scales = UNSCALED, spans: bool = Fal
         work, model, plan=plan, compute=cost, law=scaled(fp32, scales), cluster=resolved.cluster,
         optimizer_s=optimizer_seconds(model.params, len(model.tensors), plan, stack, scaled(priced.law, scales)),
         host_s=priced.host_s * scales.host_s, message_s=message_s * scales.host_s, scales=scales,
+        host_kernel_s=_host_kernel_s(stack, calibrated) * scales.host_s,
     )
     rho = prior("interference", "seconds_per_second", 0.0) if calibrated else 0.0
     steps = tuple(_named(step, work, cost) for step in traded.steps) if spans else traded.steps
@@ -93,6 +98,47 @@ def evaluate(resolved: Resolved, *, scales: Scales = UNSCALED, spans: bool = Fal
         device=device,
         pricing=priced,
     )
+
+
+def is_sharded(plan: Plan) -> bool:
+    """Whether the step goes through `simkit.train` (model parallelism or sharded states) rather than buffer by buffer."""
+    return plan.tp * plan.pp * plan.cp * plan.ep > 1 or plan.zero > 0
+
+
+def _sharded(resolved: Resolved, work: Program, device: Device, priced: Pricing, calibrated: bool, scales: Scales) -> Evaluation:
+    plan, stack = resolved.plan, resolved.stack
+    eager = stack.calibration.get("eager") if calibrated else None
+    host_kernel_s = _host_kernel_s(stack, calibrated)
+    traits = train.Traits(
+        overlap=plan.overlap != "none",
+        gather_dtype_bytes=max(DTYPE_BYTES[plan.precision], 2.0),
+        reduce_dtype_bytes=DTYPE_BYTES[plan.reduce_dtype],
+        host_kernel_s=host_kernel_s,
+        step_s=eager.get("step_s", 0.0) if eager is not None else 0.0,
+        interference=prior("interference", "seconds_per_second", 0.0) if calibrated else 0.0,
+        memory_Bps=priced.law.memory_Bps * priced.law.sustained * scales.memory_Bps,
+    )
+    found = train.sharded(
+        work, resolved.model, plan=plan, stack=stack, priced=priced, traits=traits, cluster=resolved.cluster, scales=scales,
+        optimizer_bytes=stack.optimizer_bytes[plan.optimizer],
+    )
+    terms = found.terms
+    exposed = sum(terms.get(k, 0.0) for k in ("exposed_comm_s", "tp_comm_s", "bubble_s", "launch_s"))
+    line = Timeline(end_s=found.end_s, breakdown=terms, busy_s={"compute": found.end_s - exposed, "comm": found.comm_s}, comm_end_s=np.zeros(0))
+    return Evaluation(
+        end_s=found.end_s, breakdown=terms, timelines=(line,),
+        exchange=Exchange(steps=(), wire_bytes=found.wire_bytes, buckets=0.0, latency_s=found.latency_s, comm_s=found.comm_s, collectives=()),
+        compute=found.compute, program=work, memory=_memory(resolved, work, resolved.model, plan, found.compute), device=device, pricing=priced,
+    )
+
+
+def _host_kernel_s(stack: Stack, calibrated: bool) -> float:
+    eager = stack.calibration.get("eager") if calibrated else None
+    return eager.get("host_kernel_s", HOST_KERNEL_S) if eager is not None else HOST_KERNEL_S
+
+
+HOST_KERNEL_S = 5e-6
+"""Time in which an eager framework launches one kernel: assumed, PyTorch's dispatch and cudaLaunchKernel together."""
 
 
 def interfered(step: Step, rho: float) -> Step:
@@ -132,7 +178,7 @@ def _named(step: Step, work: Program, cost: Compute) -> Step:
 
 
 def _mean(values: list[float]) -> float:
-    return float(np.mean(values)) if len(values) > 1 else float(values[0])
+    return sum(values) / len(values)
 
 
 def _on(device: Device, work: Program, plan: Plan, stack: Stack, calibrated: bool, scales: Scales) -> tuple[Device, Pricing, Compute, float]:

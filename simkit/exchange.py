@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simkit import network, plugins, roofline
-from simkit.price import UNSCALED, Compute, Scales
+from simkit.price import UNSCALED, Compute, Scales, hosted
 from simkit.program import Program
 from simkit.roofline import Array, Law
 from simkit.spec.hardware import Cluster
@@ -202,12 +202,14 @@ def exchange(
     host_s: float,
     message_s: float,
     scales: Scales = UNSCALED,
+    host_kernel_s: float = 0.0,
 ) -> Exchange:
     """The priced step of every variant of the plan's compressor.
 
-    law: that of fp32 arithmetic, in which gradients are compressed. message_s: what the stack adds per buffer.
+    law: that of fp32 arithmetic, in which gradients are compressed. message_s: what the stack adds per buffer;
+    host_kernel_s: what the host takes to launch a kernel (`hosted`).
     """
-    base = _alone(program, plan, compute, optimizer_s, host_s)
+    base = _alone(program, plan, compute, optimizer_s, host_s, host_kernel_s)
     if plan.dp <= 1:
         return Exchange(steps=(base,), wire_bytes=0.0, buckets=0.0, latency_s=0.0, comm_s=0.0, collectives=())
     method = Method.of(plan)
@@ -234,10 +236,13 @@ def exchange(
     )
 
 
-def _alone(program: Program, plan: Plan, compute: Compute, optimizer_s: float, host_s: float) -> Step:
-    """The step of a rank that exchanges nothing."""
+def _alone(program: Program, plan: Plan, compute: Compute, optimizer_s: float, host_s: float, host_kernel_s: float) -> Step:
+    """The step of a rank that exchanges nothing; forward and backward wait for their launches where the host is slower."""
+    device_f, device_b = compute.forward_total_s, compute.backward_total_s
+    forward_s = hosted(device_f, program.forward.launches * host_kernel_s)
     backward_s = compute.backward_s[program.backward.order]
-    forward_s = compute.total(program.forward, backward=False)
+    if device_b > 0.0:
+        backward_s = backward_s * (hosted(device_b, program.backward.launches * host_kernel_s) / device_b)
     if plan.recompute != "none":
         # A block is replayed right before its own backward pass.
         backward_s[program.blocks.starts] += program.replayed(plan.recompute) @ compute.forward_s

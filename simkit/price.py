@@ -113,6 +113,15 @@ def scaled(law: Law, scales: Scales) -> Law:
     )
 
 
+STEEPNESS = 6.0
+"""How sharply device and host trade places as the slower one: assumed (any p above 4 scores alike)."""
+
+
+def hosted(gpu_s: Any, host_s: Any) -> Any:
+    """GPU work and the launches of the host beside it: a steep norm, so that the larger decides."""
+    return (gpu_s**STEEPNESS + host_s**STEEPNESS) ** (1.0 / STEEPNESS)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Compute:
     """Seconds of each unique operator of one micro-batch; math_bound: arithmetic rather than memory bounds it."""

@@ -23,7 +23,7 @@ METRICS = TIMES | RATES | {"fits"}
 MEMORY_KINDS = {"allocated": "allocated_bytes", "reserved": "reserved_bytes", "device": "device_bytes"}
 _PROSE = frozenset({"id", "source", "where", "metric", "value", "notes", "memory_kind"})
 _OPERATOR = frozenset({"op", "bytes", "ranks", "device", "dtype", "m", "n", "k", "batch", "heads", "kv_heads", "head_dim", "q_len", "kv_len", "sparsity", "engine"})
-LATER = frozenset({"peft", "lora_rank", "lora_targets", "lora_dropout", "sparsity", "quant", "batch", "prompt_len", "output_len", "concurrency", "request_rate", "engine", "kv_dtype", "peers", "churn", "backup_pool", "offload", "schedule", "shard_group"})
+LATER = frozenset({"peft", "lora_rank", "lora_targets", "lora_dropout", "sparsity", "quant", "batch", "prompt_len", "output_len", "concurrency", "request_rate", "engine", "kv_dtype", "peers", "churn", "backup_pool"})
 """Columns of the vocabulary that simkit reads but does not model yet: a row that needs one is refused."""
 NEUTRAL = frozenset({"", "none", "false", "0", "1", "1f1b"})
 

@@ -31,6 +31,9 @@ DEFAULT_CLUSTER = "1x8xh100"
 MAX_SEQ_LEN = 2048
 
 
+_ALONE = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "sp": 1, "vpp": 1, "zero": 0}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
     """A scenario with its model, cluster, stack and plan. open: the fields of the plan that nobody gave and that
@@ -58,7 +61,7 @@ class Resolved:
             "model": self.model.name, "task": p.task, "cluster": c.spec,
             "intra": c.intra.name if c.intra else None, "inter": c.inter.name if c.inter else None,
             "nics_per_node": c.nics_per_node, "p2p": c.p2p, "method": p.method, "algorithm": p.algorithm,
-            "stack": p.stack, "dp": p.dp, "precision": p.precision, "master_dtype": p.master_dtype,
+            "stack": p.stack, "dp": p.dp, **{k: getattr(p, k) for k in ("tp", "pp", "cp", "ep", "sp", "vpp", "zero") if getattr(p, k) != _ALONE[k]}, "precision": p.precision, "master_dtype": p.master_dtype,
             "reduce_dtype": p.reduce_dtype, "recompute": p.recompute, "compile": p.compile,
             "micro_batch": p.micro_batch, "grad_accum": p.grad_accum, "global_batch": p.global_batch,
             "optimizer": p.optimizer, "seed": self.scenario.get("seed", 0),
@@ -107,7 +110,6 @@ def resolve(scenario: Scenario) -> Resolved:
     )
     notes += said
     software = _stack(scenario, notes, warnings)
-    _refuse_unmodelled(scenario)
     if scenario.get("task", "pretrain") == "pretrain":
         net = zoo.pretraining_model(net)
     chosen = _chosen(scenario, net, machines, software, notes)
@@ -136,12 +138,35 @@ def _stack(scenario: Scenario, notes: list[str], warnings: list[str]) -> Stack:
     return stack(name, profiles=scenario.profiles)
 
 
-def _refuse_unmodelled(scenario: Scenario) -> None:
-    for name in ("tp", "pp", "cp", "ep", "sp", "vpp"):
-        if scenario.get(name, 1) > 1:
-            raise RefusedError(f"{name} = {scenario.get(name)} is not modelled yet; data parallelism is (leave {name} out)")
-    if scenario.get("zero", 0) > 0:
-        raise RefusedError(f"zero = {scenario.get('zero')} is not modelled yet; zero = 0 is")
+def _degrees(scenario: Scenario, net: Model, machines: Cluster, tell: _Teller) -> dict[str, Any]:
+    """The degrees of parallelism. Raises InputError where they do not multiply to the GPUs of the cluster."""
+    world, file = machines.gpus, scenario.file
+    tp, pp, cp, ep, vpp = (scenario.get(k, 1) for k in ("tp", "pp", "cp", "ep", "vpp"))
+    model_parallel = tp * pp * cp
+    if world % model_parallel:
+        raise InputError(f"of tp {tp} x pp {pp} x cp {cp} does not divide the {world} GPUs", file=file, key="the product", hint="change a degree or the cluster")
+    dp = scenario.get("dp", world // model_parallel)
+    if dp * model_parallel != world:
+        raise InputError(f"x tp {tp} x pp {pp} x cp {cp} is not the {world} GPUs of the cluster", file=file, key="dp", value=dp, hint=f"dp = {world // model_parallel} does")
+    sp = scenario.get("sp", 1)
+    if sp not in (1, tp):
+        raise InputError(f"is neither 1 nor tp = {tp}", file=file, key="sp", value=sp, hint="sequence parallelism runs over the tensor-parallel ranks")
+    if dp % ep:
+        raise InputError(f"does not divide dp = {dp}", file=file, key="ep", value=ep)
+    zero = scenario.get("zero", 0)
+    group = scenario.get("shard_group", dp)
+    if dp % group:
+        raise InputError(f"does not divide dp = {dp}", file=file, key="shard_group", value=group)
+    spec = net.spec
+    if model_parallel * ep > 1 or zero > 0:
+        if not isinstance(spec, TransformerSpec) or spec.kind not in ("decoder", "encoder"):
+            raise RefusedError(f"{net.name} is priced under data parallelism alone; leave tp, pp, cp, ep and zero out")
+        if spec.heads % tp:
+            raise InputError(f"does not divide the {spec.heads} heads of {net.name}", file=file, key="tp", value=tp)
+        if spec.layers < pp * vpp:
+            raise InputError(f"x vpp {vpp} exceeds the {spec.layers} layers of {net.name}", file=file, key="pp", value=pp)
+    schedule = scenario.get("schedule", "interleaved" if vpp > 1 else "1f1b")
+    return {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "sp": sp, "vpp": vpp, "zero": zero, "shard_group": group, "schedule": schedule, "offload": scenario.get("offload", "none")}
 
 
 def _chosen(scenario: Scenario, net: Model, machines: Cluster, software: Stack, notes: list[str]) -> dict[str, Any]:
@@ -158,18 +183,16 @@ def _chosen(scenario: Scenario, net: Model, machines: Cluster, software: Stack, 
     algorithm = scenario.get("algorithm", "auto")
     if algorithm != "auto" and algorithm not in plugins.names("simkit.collectives"):
         raise unknown("algorithm", algorithm, (*plugins.names("simkit.collectives"), "auto"), file=scenario.file)
-    world = machines.gpus
-    dp = scenario.get("dp", world)
-    if dp != world:
-        raise InputError("does not use every GPU of the cluster", file=scenario.file, key="dp", value=dp, hint=f"the cluster has {world} GPUs; take dp={world} or another cluster")
+    degrees = _degrees(scenario, net, machines, tell)
+    dp = degrees["dp"]
     fields: dict[str, Any] = {
         "task": scenario.get("task", "pretrain"),
         "method": method,
         "stack": software.name,
-        "dp": dp,
+        **degrees,
         "precision": precision,
         "master_dtype": scenario.get("master_dtype", "fp32"),
-        "reduce_dtype": scenario.get("reduce_dtype", "fp32"),
+        "reduce_dtype": scenario.get("reduce_dtype", _reduced(software.reduce_dtype, precision)),
         "recompute": scenario.get("recompute", "none"),
         "compile": scenario.get("compile", software.compiled),
         "optimizer": tell("optimizer", "sgd-momentum" if net.input_kind == "images" else "adamw", "usual for such a network"),
@@ -213,6 +236,13 @@ class _Teller:
             return self._scenario.get(name)
         self._notes.append(f"{name} = {default}: {why}")
         return default
+
+
+def _reduced(dtype: str, precision: str) -> str:
+    """The dtype gradients are exchanged in: ``compute`` = that of the arithmetic, where it has 16 bits."""
+    if dtype != "compute":
+        return dtype
+    return precision if precision in ("fp16", "bf16") else "bf16" if precision in ("fp8", "int8") else "fp32"
 
 
 def _precision(device: Device) -> str:

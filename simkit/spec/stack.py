@@ -16,14 +16,17 @@ from simkit.spec.scenario import FIELDS, OPTIMIZERS
 
 FOLDER = Path(__file__).parent / "stacks"
 DEFAULT = "pytorch"
-_KEYS = frozenset({"title", "inherits", "overlap", "fusion", "bucket_mb", "mlm_positions", "optimizer_bytes", "optimizer_kernels", "compiled", "sources"})
+_KEYS = frozenset({"title", "inherits", "overlap", "fusion", "bucket_mb", "mlm_positions", "optimizer_bytes", "optimizer_kernels", "compiled", "fused", "reduce_dtype", "autocast", "sources"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stack:
     """A software stack. mlm_positions: share of the positions a masked-LM head is computed for. optimizer_bytes: bytes
-    moved per parameter and step; optimizer_kernels: launches per tensor and step. calibration holds at most three
-    fitted constants a file: ``eager`` (elementwise), ``conv`` (fp32, tensor), ``message`` (seconds)."""
+    moved per parameter and step; optimizer_kernels: launches per tensor and step. fused: point-wise operators that run
+    inside a neighbour's kernel, by their names in `simkit.workloads`; reduce_dtype: of the gradient exchange; autocast:
+    weights are cast at each use rather than kept in the dtype of the arithmetic.
+    calibration holds at most three fitted constants a file, of ``eager`` (elementwise, host_kernel_s, step_s), ``conv``
+    (fp32, tensor) and ``message`` (seconds)."""
 
     name: str
     title: str
@@ -34,6 +37,9 @@ class Stack:
     optimizer_bytes: Mapping[str, float]
     optimizer_kernels: Mapping[str, float]
     compiled: bool = False
+    fused: frozenset[str] = frozenset()
+    reduce_dtype: str = "fp32"
+    autocast: bool = True
     sources: Mapping[str, str]
     calibration: Mapping[str, Fit]
     file: str = ""
@@ -73,6 +79,9 @@ def _stack(name: str, profiles: tuple[str, ...]) -> Stack:
         optimizer_bytes=MappingProxyType({k: float(v) for k, v in table["optimizer_bytes"].items()}),
         optimizer_kernels=MappingProxyType({k: float(v) for k, v in table["optimizer_kernels"].items()}),
         compiled=bool(table.get("compiled", False)),
+        fused=frozenset(table.get("fused", ())),
+        autocast=bool(table.get("autocast", True)),
+        reduce_dtype=str(table.get("reduce_dtype", "fp32")),
         sources=MappingProxyType(dict(table.get("sources", {}))),
         calibration=MappingProxyType({k: fit(k, v, file) for k, v in fits.items()}),
         file=file,

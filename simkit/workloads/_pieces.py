@@ -124,6 +124,8 @@ class Writer:
         """A chain that touches `forward` (`backward`) elements per unit of width, plus `extra` bytes of masks."""
         if self.numerics.compiled:
             forward, backward, kernels = min(forward, 2.0), min(backward, 3.0), 1.0
+        if name in self.numerics.fused:
+            forward, backward, kernels = 0.0, 0.0, 0.0
         there, back = width * (self.e * forward + extra), width * (self.e * backward + extra)
         return Node(
             (stream(name, module, there, saved=saved, kernels=kernels, divides=divides),),
@@ -135,7 +137,7 @@ class Writer:
         fp32, and keeps the fp32 input of the first product and the input of the second (LlamaRMSNorm of transformers).
         """
         h = width or self.spec.hidden
-        if self.spec.norm == "layernorm":
+        if self.spec.norm == "layernorm" or "rmsnorm" in self.numerics.fused:
             return self.pointwise(name, "norm", BS * h, 2.0, 5.0, saved=BS * (h * self.e), trains=keys)
         held = self.e if self.numerics.compiled else self.e + FP32_BYTES
         return self.pointwise(name, "norm", BS * h, 8.0, 12.0, saved=BS * (h * held), trains=keys, kernels=5.0)
