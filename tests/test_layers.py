@@ -19,9 +19,9 @@ LAYERS = (
     "roofline collectives compressors fusion network",
     "program workloads parallel schedules",
     "price memory count",
-    "timeline exchange des",
+    "timeline exchange train des",
     "report render render_tables render_text evaluate intervals planner cost predict sweep search operators",
-    "validate calibrate calibrate_links calibrate_samples calibrate_devices calibrate_runs measure",
+    "validate scoreboard calibrate calibrate_links calibrate_samples calibrate_devices calibrate_runs measure",
     "trace plot plot_figures plot_page dashboard compare",
     "commands cli",
 )

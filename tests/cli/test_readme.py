@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import os
 import re
@@ -13,6 +14,7 @@ import shlex
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,13 @@ def test_the_two_commands_that_install_are_there() -> None:
 def test_links_of_the_readme_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_the_accuracy_table_promises_no_more_than_is_held() -> None:
+    registry = tomllib.loads((ROOT / "validation" / "registry.toml").read_text(encoding="utf-8"))["table"]
+    said = re.findall(r"^\| `(\w+)` \|.*\| (\d+) \| (\d+) % \|$", README, flags=re.MULTILINE)
+    assert said
+    for name, rows, bound in said:
+        assert registry[name]["max_mape"] <= int(bound) / 100
+        with (ROOT / "validation" / "measured" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+            assert sum(1 for row in csv.DictReader(file) if row["value"]) == int(rows)
