@@ -4,7 +4,8 @@ In this order, each stage with the results of the one before it held fixed:
 
 1. links, from collectives (`simkit.calibrate_links`)
 2. devices, from matrix products and streaming kernels (`simkit.calibrate_devices`), then priors for unmeasured devices
-3. declared exceptions, from runs of data-parallel training (`simkit.calibrate_runs`)
+3. declared exceptions, from runs of data-parallel training (`simkit.calibrate_runs`) and of LLM training
+   (`simkit.calibrate_training`)
 4. 90 % intervals, from the residuals of all scored rows, by regime
 
 The same tables give the same files, byte for byte.
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from simkit import calibrate_devices, calibrate_links, calibrate_runs
+from simkit import calibrate_devices, calibrate_links, calibrate_runs, calibrate_training
 from simkit.calibrate_links import fit_toml
 from simkit.calibrate_runs import Fits, merged
 from simkit.errors import InputError
@@ -28,7 +29,13 @@ from simkit.spec import load, priors, profiles, stack
 from simkit.spec.hardware import Fit
 
 OPERATOR_TABLES = ("kernel_*.csv", "gemm_*.csv", "collective_*.csv")
-RUN_TABLES = ("dataparallel_ddlbench.csv", "dataparallel_dlperf.csv", "dataparallel_lambda.csv", "dataparallel_nvidia_dle.csv")
+TRAINING_TABLES = ("pretrain_*.csv",)
+RUN_TABLES = (
+    "dataparallel_ddlbench.csv",
+    "dataparallel_dlperf.csv",
+    "dataparallel_lambda.csv",
+    "dataparallel_nvidia_dle.csv",
+)
 """End-to-end tables of the declared exceptions; `dataparallel_acpsgd_table` is recalled, not read, and never fitted."""
 NOT_FITTED = ("kernel_slidesparse_ratio.csv", "gemm_mamf.csv")
 """Times of an unstated form factor; an upper envelope of a search."""
@@ -53,7 +60,12 @@ def read_tables(folder: Path, patterns: Sequence[str]) -> Tables:
     from simkit.validate import read_table
 
     if not folder.is_dir():
-        raise InputError("is no folder", key="data", value=str(folder), hint="give the folder with kernel_*.csv, gemm_*.csv, collective_*.csv")
+        raise InputError(
+            "is no folder",
+            key="data",
+            value=str(folder),
+            hint="give the folder with kernel_*.csv, gemm_*.csv, collective_*.csv",
+        )
     files = sorted({f for pattern in patterns for f in folder.glob(pattern)})
     return {f.stem: read_table(f) for f in files if f.name not in NOT_FITTED}
 
@@ -68,7 +80,11 @@ def calibrate(folder: Path, *, say: Say = lambda line: None) -> Outcome:
     device_fits = calibrate_devices.fit_devices(operators, devices)
     pooled = calibrate_devices.fit_priors(device_fits, devices)
     say(f"devices: {len(device_fits)} fitted, {len(pooled)} priors")
-    fits: Fits = {"devices": {k: dict(v) for k, v in device_fits.items()}, "links": {k: dict(v) for k, v in links.items()}, "stacks": {}}
+    fits: Fits = {
+        "devices": {k: dict(v) for k, v in device_fits.items()},
+        "links": {k: dict(v) for k, v in links.items()},
+        "stacks": {},
+    }
     with priors.replaced(pooled):
         found = calibrate_runs.runs(read_tables(folder, RUN_TABLES))
         fits = merged(fits, calibrate_runs.fit_compute(found, fits))
@@ -76,6 +92,10 @@ def calibrate(folder: Path, *, say: Say = lambda line: None) -> Outcome:
         network, interference = calibrate_runs.fit_network(found, fits)
     fits, pooled = merged(fits, network), {**pooled, "interference": interference}
     with priors.replaced(pooled):
+        trained = calibrate_runs.runs(read_tables(folder, TRAINING_TABLES))
+        fits = merged(fits, calibrate_training.fit_training(trained, fits))
+        say(f"LLM training: {calibrate_runs.summary(trained, fits)}")
+        found = [*found, *trained]
         say(f"runs on several devices: {calibrate_runs.summary(found, fits, single=False)}")
         intervals = _intervals(found, fits)
     return Outcome(fits=fits, priors=pooled, intervals=intervals)
@@ -162,5 +182,16 @@ def rows_of(outcome: Outcome) -> list[dict[str, Any]]:
     for kind, by_name in named.items():
         for name, fits in sorted(by_name.items()):
             for key, fit in sorted(fits.items()):
-                out.append({"kind": kind, "name": name, "fit": key, "values": dict(fit.values), "rows": fit.rows, "mape": fit.mape, "evidence": fit.evidence, "dataset": list(fit.dataset)})
+                out.append(
+                    {
+                        "kind": kind,
+                        "name": name,
+                        "fit": key,
+                        "values": dict(fit.values),
+                        "rows": fit.rows,
+                        "mape": fit.mape,
+                        "evidence": fit.evidence,
+                        "dataset": list(fit.dataset),
+                    }
+                )
     return out

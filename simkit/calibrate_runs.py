@@ -1,12 +1,13 @@
 """The declared exceptions: what no operator table tells, fitted on end-to-end rows of data-parallel training.
 
-- stack ``pytorch``: bytes an eager framework moves per byte counted; time of a convolution relative to the product of the
+- stack ``pytorch``: bytes an eager framework moves per byte counted; time of a convolution relative to the product of
+the
   same shape (fp32, tensor cores): three constants. Stack ``horovod``: seconds per message.
 - devices without an operator table: the ceiling of products (RTX 2080 Ti fp32, V100 SXM2 fp32 and fp16).
 - links without one: latency and rate of 10 and 100 GbE over TCP, and of copies staged through the host on PCIe 3.
 
-Every constant is one per device, link or stack; the evidence of each Fit says ``end-to-end``. Loss: soft L1 of the log error; a table weighs as
-the square root of its rows.
+Every constant is one per device, link or stack; the evidence of each Fit says ``end-to-end``. Loss: soft L1 of the
+log error; a table weighs as the square root of its rows.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from simkit.evaluate import evaluate
 from simkit.intervals import regime
 from simkit.planner import planned
 from simkit.spec import priors
-from simkit.spec.hardware import Cluster, Device, Fit, Link
+from simkit.spec.hardware import Cluster, Fit, Link
 from simkit.spec.resolve import Resolved, resolve
 from simkit.spec.scenario import FIELDS, Scenario
 from simkit.spec.stack import Stack
@@ -50,14 +51,18 @@ def runs(tables: Mapping[str, Sequence[Row]]) -> list[Run]:
     out = []
     for table, rows in tables.items():
         for row in rows:
-            if row.get("metric") not in ("samples_per_s", "iteration_time_s") or not row.get("value"):
+            if row.get("metric") not in ("samples_per_s", "iteration_time_s", "tokens_per_s_per_gpu") or not row.get(
+                "value"
+            ):
                 continue
             try:
                 resolved = planned(resolve(Scenario.of({k: v for k, v in row.items() if k in FIELDS and v})))
             except SimkitError:
                 continue
             value = float(row["value"])
-            seconds = value if row["metric"] == "iteration_time_s" else resolved.plan.global_batch / value
+            plan = resolved.plan
+            of_rate = plan.global_batch * (plan.seq_len / plan.world if row["metric"] == "tokens_per_s_per_gpu" else 1)
+            seconds = value if row["metric"] == "iteration_time_s" else of_rate / value
             out.append(Run(resolved=resolved, seconds=seconds, table=table))
     return out
 
@@ -79,7 +84,10 @@ class Overlay:
     def cluster(self, cluster: Cluster) -> Cluster:
         key = ("cluster", id(cluster))
         if key not in self._made:
-            link: Callable[[Link | None], Link | None] = lambda x: None if x is None else self._with("links", x)
+
+            def link(x: Link | None) -> Link | None:
+                return None if x is None else self._with("links", x)
+
             groups = tuple(replace(g, device=self._with("devices", g.device)) for g in cluster.groups)
             self._made[key] = replace(cluster, groups=groups, intra=link(cluster.intra), inter=link(cluster.inter))
         made: Cluster = self._made[key]
@@ -87,7 +95,8 @@ class Overlay:
 
     def stack(self, stack: Stack) -> Stack:
         """A stack takes the constants of `pytorch` unless it has its own."""
-        inherited = {**self._fits.get("stacks", {}).get("pytorch", {}), **self._fits.get("stacks", {}).get(stack.name, {})}
+        stacks = self._fits.get("stacks", {})
+        inherited = {**stacks.get("pytorch", {}), **stacks.get(stack.name, {})}
         key = ("stack", id(stack))
         if key not in self._made:
             self._made[key] = replace(stack, calibration=inherited)
@@ -104,7 +113,7 @@ def errors(found: Sequence[Run], fits: Fits) -> np.ndarray[Any, np.dtype[np.floa
     return np.array([evaluate(overlay(run.resolved)).end_s / run.seconds - 1.0 for run in found])
 
 
-def _solve(found: Sequence[Run], trial: Callable[[Sequence[float]], Fits], start: Sequence[float]) -> list[float]:
+def solve(found: Sequence[Run], trial: Callable[[Sequence[float]], Fits], start: Sequence[float]) -> list[float]:
     """The positive constants with the least soft-L1 log error; a table weighs as the square root of its rows."""
     from scipy.optimize import least_squares
 
@@ -116,13 +125,23 @@ def _solve(found: Sequence[Run], trial: Callable[[Sequence[float]], Fits], start
 
     logs = np.log(np.asarray(start))
     bounds = (logs - 3.0, logs + 3.0)
-    best = least_squares(residual, logs, bounds=bounds, loss="soft_l1", f_scale=0.02, diff_step=0.02, x_scale=0.3, max_nfev=40)
+    best = least_squares(
+        residual, logs, bounds=bounds, loss="soft_l1", f_scale=0.02, diff_step=0.02, x_scale=0.3, max_nfev=40
+    )
     return [float(x) for x in np.exp(best.x)]
 
 
-def _fit(name: str, values: dict[str, float], found: Sequence[Run], fits: Fits, note: str = "") -> Fit:
+def fitted(name: str, values: dict[str, float], found: Sequence[Run], fits: Fits, note: str = "") -> Fit:
     mape = float(np.mean(np.abs(errors(found, fits)))) if found else None
-    return Fit(name=name, values=values, dataset=tuple(sorted({r.table for r in found})), rows=len(found), mape=mape, evidence="end-to-end", note=note)
+    return Fit(
+        name=name,
+        values=values,
+        dataset=tuple(sorted({r.table for r in found})),
+        rows=len(found),
+        mape=mape,
+        evidence="end-to-end",
+        note=note,
+    )
 
 
 def merged(*parts: Fits) -> Fits:
@@ -147,13 +166,13 @@ def fit_compute(found: Sequence[Run], operators: Fits) -> Fits:
     def trial(p: Sequence[float]) -> Fits:
         return merged(operators, _compute_fits(p))
 
-    best = _solve(single, trial, (1.2, 0.9, 1.2, 1.0, 1.0, 0.9))
+    best = solve(single, trial, (1.2, 0.9, 1.2, 1.0, 1.0, 0.9))
     final, fits = trial(best), _compute_fits(best)
     for named in fits.values():
         for name, tables in named.items():
             for key, fit in tables.items():
                 on = [r for r in single if name == "pytorch" or r.resolved.device.name == name]
-                tables[key] = _fit(key, dict(fit.values), on, final, fit.note)
+                tables[key] = fitted(key, dict(fit.values), on, final, fit.note)
     return fits
 
 
@@ -168,7 +187,9 @@ def _compute_fits(p: Sequence[float]) -> Fits:
     for (names, dtype), ceiling in zip(CEILINGS, p[3:], strict=True):
         for name in names:
             key = f"gemm.{dtype}"
-            devices.setdefault(name, {})[key] = one(key, "no operator table of this device", ceiling=ceiling, depth=60.0)
+            devices.setdefault(name, {})[key] = one(
+                key, "no operator table of this device", ceiling=ceiling, depth=60.0
+            )
     return {"stacks": {"pytorch": stack}, "devices": devices}
 
 
@@ -176,7 +197,8 @@ def _compute_fits(p: Sequence[float]) -> Fits:
 
 
 def fit_network(found: Sequence[Run], before: Fits) -> tuple[Fits, Fit]:
-    """(links of `LINKS` and the message cost of Horovod, the ``interference`` prior), from all runs on several devices."""
+    """(links of `LINKS` and the message cost of Horovod, the ``interference`` prior), from all runs on several
+    devices."""
     several = [r for r in found if r.resolved.plan.dp > 1]
     if not several:
         return {}, _interference(0.0)
@@ -187,16 +209,16 @@ def fit_network(found: Sequence[Run], before: Fits) -> tuple[Fits, Fit]:
         priors.set_trial({**priors.priors(), "interference": _interference(p[7])})
         return merged(before, _network_fits(*p[:7]))
 
-    best = _solve(several, within, start)
+    best = solve(several, within, start)
     final, fits = within(best), _network_fits(*best[:7])
     for named in fits.values():
         for name, tables in named.items():
             for key, fit in tables.items():
                 on = [r for r in several if name in (r.resolved.stack.name, *_links(r))]
-                tables[key] = _fit(key, dict(fit.values), on, final, fit.note)
+                tables[key] = fitted(key, dict(fit.values), on, final, fit.note)
     hidden = [r for r in several if r.resolved.plan.overlap == "wfbp"]
     note = "NCCL kernels beside back-propagation; pooled over all devices"
-    return fits, _fit("interference", {"seconds_per_second": best[7]}, hidden, final, note)
+    return fits, fitted("interference", {"seconds_per_second": best[7]}, hidden, final, note)
 
 
 def _links(run: Run) -> tuple[str, ...]:
@@ -204,7 +226,9 @@ def _links(run: Run) -> tuple[str, ...]:
     return tuple(link.name for link in (cluster.intra, cluster.inter) if link is not None)
 
 
-def _network_fits(a10: float, b10: float, a100: float, b100: float, staged_a: float, staged_b: float, message: float) -> Fits:
+def _network_fits(
+    a10: float, b10: float, a100: float, b100: float, staged_a: float, staged_b: float, message: float
+) -> Fits:
     def law(name: str, **values: float) -> Fit:
         return Fit(name=name, values=values, note="no operator table of this link", evidence="end-to-end")
 
@@ -212,7 +236,9 @@ def _network_fits(a10: float, b10: float, a100: float, b100: float, staged_a: fl
         "links": {
             "10gbe": {"all_reduce": law("all_reduce", alpha_s=a10, c=0.0, Bps=b10)},
             "100gbe": {"all_reduce": law("all_reduce", alpha_s=a100, c=0.0, Bps=b100)},
-            "pcie3x16": {"all_reduce+staged": law("all_reduce+staged", a_s=0.0, a1_s=2.0 * staged_a, c=0.0, Bps=staged_b)},
+            "pcie3x16": {
+                "all_reduce+staged": law("all_reduce+staged", a_s=0.0, a1_s=2.0 * staged_a, c=0.0, Bps=staged_b)
+            },
         },
         "stacks": {"horovod": {"message": law("message", seconds=message)}},
     }
@@ -232,11 +258,11 @@ def residuals(found: Sequence[Run], fits: Fits) -> list[tuple[float, str]]:
     return out
 
 
-def summary(found: Sequence[Run], fits: Fits, *, single: bool) -> str:
-    """Rows and mean absolute error by table, as one line."""
+def summary(found: Sequence[Run], fits: Fits, *, single: bool | None = None) -> str:
+    """Rows and mean absolute error by table, as one line; single: runs on one device (or on several) alone."""
     parts = []
     for table in sorted({r.table for r in found}):
-        chosen = [r for r in found if r.table == table and (r.resolved.plan.dp == 1) == single]
+        chosen = [r for r in found if r.table == table and (single is None or (r.resolved.plan.world == 1) == single)]
         if chosen:
             parts.append(f"{table} {len(chosen)} rows {np.mean(np.abs(errors(chosen, fits))):.1%}")
     return ", ".join(parts) or "no rows"

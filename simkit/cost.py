@@ -1,9 +1,11 @@
 """Money and energy of a step, an hour and a whole job.
 
-    power   = sum over devices of  idle + (board power - idle) · busy,     busy = share of the step the compute stream works
+    power   = sum over devices of  idle + (board power - idle) · busy,     busy = share of the step the compute stream
+    works
     energy  = power · time;        money = rental price · hours,  or power · electricity price for one's own machines
 
-Board power is the datasheet's limit: an upper estimate of what training draws. Hosts, switches and cooling are not in it.
+Board power is the datasheet's limit: an upper estimate of what training draws. Hosts, switches and cooling are not in
+it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ IDLE_SHARE = 0.1
 """Idle over board power where a profile gives no idle figure: assumed."""
 
 
-def cost(cluster: Cluster, scenario: Scenario, *, step_s: float, busy: float, samples_per_step: float, tokens_per_step: float) -> tuple[dict[str, float], list[str], list[str]]:
+def cost(
+    cluster: Cluster, scenario: Scenario, *, step_s: float, busy: float, samples_per_step: float, tokens_per_step: float
+) -> tuple[dict[str, float], list[str], list[str]]:
     """(figures, assumptions, warnings). Figures: cost_usd_per_hour, usd_per_step, power_w, energy_j_per_step,
     electricity_usd_per_hour, hardware_price_usd, and for a whole job duration_s, steps, cost_usd, energy_j."""
     figures: dict[str, float] = {}
@@ -39,7 +43,11 @@ def cost(cluster: Cluster, scenario: Scenario, *, step_s: float, busy: float, sa
         price = scenario.get("electricity", ELECTRICITY_USD_PER_KWH)
         if not scenario.given("electricity"):
             notes.append(f"electricity = {price} USD/kWh: about the average retail price of the United States")
-        figures |= {"power_w": power, "energy_j_per_step": power * step_s, "electricity_usd_per_hour": power / 1000.0 * price}
+        figures |= {
+            "power_w": power,
+            "energy_j_per_step": power * step_s,
+            "electricity_usd_per_hour": power / 1000.0 * price,
+        }
     steps = _steps(scenario, samples_per_step, tokens_per_step)
     if steps is not None:
         figures |= {"steps": steps, "duration_s": steps * step_s}

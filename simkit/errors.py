@@ -48,7 +48,9 @@ def nearest(name: str, known: Iterable[str], *, count: int = 3) -> list[str]:
     return [folded[h] for h in hits]
 
 
-def unknown(kind: str, name: object, known: Iterable[str], *, file: str = "", key: str = "", see: str = "") -> InputError:
+def unknown(
+    kind: str, name: object, known: Iterable[str], *, file: str = "", key: str = "", see: str = ""
+) -> InputError:
     """The InputError for a name that is none of the known ones, with the nearest of them."""
     names = list(known)
     close = nearest(str(name), names)

@@ -30,8 +30,8 @@ CAST_BYTES = 6.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Evaluation:
-    """Everything one prediction rests on. timelines: one per variant of the compressor; end_s and breakdown: their mean.
-    device: the slowest device of the cluster, which sets the pace of synchronous training."""
+    """Everything one prediction rests on. timelines: one per variant of the compressor; end_s and breakdown: their
+    mean. device: the slowest device of the cluster, which sets the pace of synchronous training."""
 
     end_s: float
     breakdown: Mapping[str, float]
@@ -45,7 +45,16 @@ class Evaluation:
 
 
 @lru_cache(maxsize=512)
-def numerics(precision: str, master_dtype: str, attention: str, compiled: bool, head_share: float, windowed: bool, fused: frozenset[str], autocast: bool) -> Numerics:
+def numerics(
+    precision: str,
+    master_dtype: str,
+    attention: str,
+    compiled: bool,
+    head_share: float,
+    windowed: bool,
+    fused: frozenset[str],
+    autocast: bool,
+) -> Numerics:
     """What the workload must know of a plan. windowed: sequences exceed the sliding window of the network."""
     element = DTYPE_BYTES[precision]
     return Numerics(
@@ -62,7 +71,19 @@ def numerics(precision: str, master_dtype: str, attention: str, compiled: bool, 
 def _program(model: Model, plan: Plan, stack: Stack) -> Program:
     window = getattr(model.spec, "window", None)
     windowed = window is not None and plan.seq_len > window
-    return program(model, numerics(plan.precision, plan.master_dtype, plan.attention, plan.compile, stack.mlm_positions, windowed, stack.fused, stack.autocast))
+    return program(
+        model,
+        numerics(
+            plan.precision,
+            plan.master_dtype,
+            plan.attention,
+            plan.compile,
+            stack.mlm_positions,
+            windowed,
+            stack.fused,
+            stack.autocast,
+        ),
+    )
 
 
 def evaluate(resolved: Resolved, *, scales: Scales = UNSCALED, spans: bool = False) -> Evaluation:
@@ -79,9 +100,16 @@ def evaluate(resolved: Resolved, *, scales: Scales = UNSCALED, spans: bool = Fal
     message = stack.calibration.get("message") if calibrated else None
     message_s = message["seconds"] if message is not None else 0.0
     traded = exchange(
-        work, model, plan=plan, compute=cost, law=scaled(fp32, scales), cluster=resolved.cluster,
+        work,
+        model,
+        plan=plan,
+        compute=cost,
+        law=scaled(fp32, scales),
+        cluster=resolved.cluster,
         optimizer_s=optimizer_seconds(model.params, len(model.tensors), plan, stack, scaled(priced.law, scales)),
-        host_s=priced.host_s * scales.host_s, message_s=message_s * scales.host_s, scales=scales,
+        host_s=priced.host_s * scales.host_s,
+        message_s=message_s * scales.host_s,
+        scales=scales,
         host_kernel_s=_host_kernel_s(stack, calibrated) * scales.host_s,
     )
     rho = prior("interference", "seconds_per_second", 0.0) if calibrated else 0.0
@@ -101,11 +129,14 @@ def evaluate(resolved: Resolved, *, scales: Scales = UNSCALED, spans: bool = Fal
 
 
 def is_sharded(plan: Plan) -> bool:
-    """Whether the step goes through `simkit.train` (model parallelism or sharded states) rather than buffer by buffer."""
+    """Whether the step goes through `simkit.train` (model parallelism or sharded states) rather than buffer by
+    buffer."""
     return plan.tp * plan.pp * plan.cp * plan.ep > 1 or plan.zero > 0
 
 
-def _sharded(resolved: Resolved, work: Program, device: Device, priced: Pricing, calibrated: bool, scales: Scales) -> Evaluation:
+def _sharded(
+    resolved: Resolved, work: Program, device: Device, priced: Pricing, calibrated: bool, scales: Scales
+) -> Evaluation:
     plan, stack = resolved.plan, resolved.stack
     eager = stack.calibration.get("eager") if calibrated else None
     host_kernel_s = _host_kernel_s(stack, calibrated)
@@ -119,16 +150,41 @@ def _sharded(resolved: Resolved, work: Program, device: Device, priced: Pricing,
         memory_Bps=priced.law.memory_Bps * priced.law.sustained * scales.memory_Bps,
     )
     found = train.sharded(
-        work, resolved.model, plan=plan, stack=stack, priced=priced, traits=traits, cluster=resolved.cluster, scales=scales,
+        work,
+        resolved.model,
+        plan=plan,
+        stack=stack,
+        priced=priced,
+        traits=traits,
+        cluster=resolved.cluster,
+        scales=scales,
         optimizer_bytes=stack.optimizer_bytes[plan.optimizer],
     )
     terms = found.terms
     exposed = sum(terms.get(k, 0.0) for k in ("exposed_comm_s", "tp_comm_s", "bubble_s", "launch_s"))
-    line = Timeline(end_s=found.end_s, breakdown=terms, busy_s={"compute": found.end_s - exposed, "comm": found.comm_s}, comm_end_s=np.zeros(0))
+    line = Timeline(
+        end_s=found.end_s,
+        breakdown=terms,
+        busy_s={"compute": found.end_s - exposed, "comm": found.comm_s},
+        comm_end_s=np.zeros(0),
+    )
     return Evaluation(
-        end_s=found.end_s, breakdown=terms, timelines=(line,),
-        exchange=Exchange(steps=(), wire_bytes=found.wire_bytes, buckets=0.0, latency_s=found.latency_s, comm_s=found.comm_s, collectives=()),
-        compute=found.compute, program=work, memory=_memory(resolved, work, resolved.model, plan, found.compute), device=device, pricing=priced,
+        end_s=found.end_s,
+        breakdown=terms,
+        timelines=(line,),
+        exchange=Exchange(
+            steps=(),
+            wire_bytes=found.wire_bytes,
+            buckets=0.0,
+            latency_s=found.latency_s,
+            comm_s=found.comm_s,
+            collectives=(),
+        ),
+        compute=found.compute,
+        program=work,
+        memory=_memory(resolved, work, resolved.model, plan, found.compute),
+        device=device,
+        pricing=priced,
     )
 
 
@@ -145,8 +201,8 @@ def interfered(step: Step, rho: float) -> Step:
     """The step with back-propagation slowed by the collectives that run beside it.
 
     NCCL's kernels take processors and memory bandwidth: a second of hidden communication costs rho seconds of compute.
-    hidden = busy network - what sticks out behind back-propagation in the undisturbed step, all phases of a buffer taken as
-    one message; every backward segment is stretched alike. A blocking hook hides nothing.
+    hidden = busy network - what sticks out behind back-propagation in the undisturbed step, all phases of a buffer
+    taken as one message; every backward segment is stretched alike. A blocking hook hides nothing.
     """
     if rho <= 0.0 or step.overlap == "none" or step.blocking or not len(step.ready):
         return step
@@ -181,7 +237,9 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def _on(device: Device, work: Program, plan: Plan, stack: Stack, calibrated: bool, scales: Scales) -> tuple[Device, Pricing, Compute, float]:
+def _on(
+    device: Device, work: Program, plan: Plan, stack: Stack, calibrated: bool, scales: Scales
+) -> tuple[Device, Pricing, Compute, float]:
     priced = pricing(device, plan.precision, stack, fp16_accumulate=plan.fp16_accumulate, calibration=calibrated)
     cost = compute(work, micro_batch=plan.micro_batch, seq_len=plan.seq_len, law=scaled(priced.law, scales))
     total = cost.total(work.forward, backward=False) + cost.total(work.backward, backward=True)
@@ -192,7 +250,15 @@ def _memory(resolved: Resolved, work: Program, model: Model, plan: Plan, cost: C
     """The verdict on the device with the least memory."""
     smallest = min(resolved.cluster.devices, key=lambda d: d.memory_bytes)
     reserve = float(resolved.scenario.get("memory_reserve_gib", 0.0)) * GIB
-    return memory(work, model, plan=plan, device=smallest, compute=cost, exchange_bytes=_exchange_bytes(model, Method.of(plan)), reserve_bytes=reserve)
+    return memory(
+        work,
+        model,
+        plan=plan,
+        device=smallest,
+        compute=cost,
+        exchange_bytes=_exchange_bytes(model, Method.of(plan)),
+        reserve_bytes=reserve,
+    )
 
 
 @lru_cache(maxsize=256)

@@ -48,14 +48,22 @@ class Method(NamedTuple):
 
     def plan(self) -> Plan:
         """A plan with these fields, for the compressors to read."""
-        return Plan(method=self.method, rank=self.rank, density=self.density, bucket_bytes=self.bucket_bytes, fusion=self.fusion, reduce_dtype=self.reduce_dtype, dp=self.ranks)
+        return Plan(
+            method=self.method,
+            rank=self.rank,
+            density=self.density,
+            bucket_bytes=self.bucket_bytes,
+            fusion=self.fusion,
+            reduce_dtype=self.reduce_dtype,
+            dp=self.ranks,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Exchange:
     """What one step exchanges. steps: one per variant of the compressor (two for ACP-SGD), to be averaged.
-    wire_bytes: bytes a rank contributes per step (mean over variants); buckets: buffers per step (mean); latency_s: what
-    the collectives of a step would take without any bytes; comm_s: what they take (means)."""
+    wire_bytes: bytes a rank contributes per step (mean over variants); buckets: buffers per step (mean); latency_s:
+    what the collectives of a step would take without any bytes; comm_s: what they take (means)."""
 
     steps: tuple[Step, ...]
     wire_bytes: float
@@ -149,7 +157,9 @@ def _tensors(program: Program, model: Model, method: Method, variant: int, law: 
 def _static_buckets(program: Program, tensors: _Tensors, rule: str) -> _Buckets:
     """Rules that look at sizes alone give the same buffers whatever the seconds are."""
     order = np.arange(len(tensors.sizes), dtype=float)
-    group = plugins.get("simkit.fusion", rule).groups(tensors.sizes, threshold_bytes=tensors.threshold, ready_s=order, seconds=None)
+    group = plugins.get("simkit.fusion", rule).groups(
+        tensors.sizes, threshold_bytes=tensors.threshold, ready_s=order, seconds=None
+    )
     return _summed(program, tensors, np.asarray(group))
 
 
@@ -158,8 +168,7 @@ def _summed(program: Program, tensors: _Tensors, group: Ints) -> _Buckets:
     last = np.flatnonzero(np.diff(group, append=count)) if count else np.zeros(0, dtype=np.int64)
 
     def per_bucket(values: Array) -> Array:
-        summed: Array = np.bincount(group, weights=values, minlength=count)
-        return summed
+        return np.bincount(group, weights=values, minlength=count).astype(np.float64)
 
     between = [per_bucket(v) for v in tensors.between_s]
     sent = tuple(per_bucket(w) for w in tensors.wires)
@@ -177,7 +186,15 @@ def _summed(program: Program, tensors: _Tensors, group: Ints) -> _Buckets:
 
 
 @lru_cache(maxsize=512)
-def _messages(buckets: _Buckets, tensors: _Tensors, cluster: Cluster, algorithm: str, message_s: float, network_Bps: float, network_latency: float) -> tuple[Array, float, float]:
+def _messages(
+    buckets: _Buckets,
+    tensors: _Tensors,
+    cluster: Cluster,
+    algorithm: str,
+    message_s: float,
+    network_Bps: float,
+    network_latency: float,
+) -> tuple[Array, float, float]:
     """(seconds of each collective, shape (phases, buckets); their sum without bytes; their sum)."""
     scales = Scales(network_Bps=network_Bps, network_latency=network_latency)
     seconds, latency_s = [], 0.0
@@ -224,20 +241,29 @@ def exchange(
             merged = _summed(program, tensors, group)
         else:
             merged = _static_buckets(program, tensors, rule)
-        comm_s, latency, busy = _messages(merged, tensors, cluster, plan.algorithm, message_s, scales.network_Bps, scales.network_latency)
+        comm_s, latency, busy = _messages(
+            merged, tensors, cluster, plan.algorithm, message_s, scales.network_Bps, scales.network_latency
+        )
         steps.append(_chained(base, module, merged, comm_s))
         wire += merged.wire_bytes
         buckets += len(merged.ready)
         latency_s += latency
         busy_s += busy
     return Exchange(
-        steps=tuple(steps), wire_bytes=wire / variants, buckets=buckets / variants, latency_s=latency_s / variants, comm_s=busy_s / variants,
+        steps=tuple(steps),
+        wire_bytes=wire / variants,
+        buckets=buckets / variants,
+        latency_s=latency_s / variants,
+        comm_s=busy_s / variants,
         collectives=tuple(dict.fromkeys(module.OP)),
     )
 
 
-def _alone(program: Program, plan: Plan, compute: Compute, optimizer_s: float, host_s: float, host_kernel_s: float) -> Step:
-    """The step of a rank that exchanges nothing; forward and backward wait for their launches where the host is slower."""
+def _alone(
+    program: Program, plan: Plan, compute: Compute, optimizer_s: float, host_s: float, host_kernel_s: float
+) -> Step:
+    """The step of a rank that exchanges nothing; forward and backward wait for their launches where the host is
+    slower."""
     device_f, device_b = compute.forward_total_s, compute.backward_total_s
     forward_s = hosted(device_f, program.forward.launches * host_kernel_s)
     backward_s = compute.backward_s[program.backward.order]
@@ -285,10 +311,17 @@ def _chained(base: Step, module: ModuleType, merged: _Buckets, comm_s: Array) ->
     )
 
 
-def _optimal(program: Program, tensors: _Tensors, base: Step, cluster: Cluster, plan: Plan, message_s: float, scales: Scales) -> Ints:
+def _optimal(
+    program: Program, tensors: _Tensors, base: Step, cluster: Cluster, plan: Plan, message_s: float, scales: Scales
+) -> Ints:
     """MG-WFBP's grouping, for the cost of the first phase's collective."""
     cost = scaled_cost(collective_cost(tensors.module.OP[0], cluster, plan.algorithm), scales)
     ready_s = base.forward_s + np.cumsum(base.backward_s)[program.ready]
     rule = plugins.get("simkit.fusion", "optimal")
-    group = rule.groups(tensors.sizes, threshold_bytes=tensors.threshold, ready_s=ready_s, seconds=lambda b: cost(b * tensors.shares[0]) + message_s)
+    group = rule.groups(
+        tensors.sizes,
+        threshold_bytes=tensors.threshold,
+        ready_s=ready_s,
+        seconds=lambda b: cost(b * tensors.shares[0]) + message_s,
+    )
     return np.asarray(group)

@@ -1,8 +1,10 @@
 """How sure we are: 90 % intervals from the residuals of the scored tables, by regime (`hwprofiles/intervals.toml`).
 
-A regime is what the prediction rests on: ``one-device``, ``exchange`` (several devices), each ``-assumed`` where a device,
+A regime is what the prediction rests on: ``one-device``, ``exchange`` (several devices), each ``-assumed`` where a
+device,
 link or stack has no measurement behind it. The factors are the 5 % and 95 % quantiles of measured/predicted over the
-rows of that regime, so the interval covers nine rows in ten of the data it was learned from; `simkit calibrate` rewrites them.
+rows of that regime, so the interval covers nine rows in ten of the data it was learned from; `simkit calibrate`
+rewrites them.
 """
 
 from __future__ import annotations
@@ -25,7 +27,14 @@ def regime(resolved: Resolved, found: Evaluation) -> str:
     measured = found.pricing.evidence["ceiling"] != "assumed" and found.pricing.evidence["memory"] != "assumed"
     if resolved.plan.dp > 1 and measured:
         cluster = resolved.cluster
-        links = [link for link, used in ((cluster.intra, any(g.gpus_per_node > 1 for g in cluster.groups)), (cluster.inter, cluster.nodes > 1)) if used and link is not None]
+        links = [
+            link
+            for link, used in (
+                (cluster.intra, any(g.gpus_per_node > 1 for g in cluster.groups)),
+                (cluster.inter, cluster.nodes > 1),
+            )
+            if used and link is not None
+        ]
         measured = all(link.calibration for link in links)
     if resolved.warnings:
         measured = False

@@ -1,8 +1,10 @@
 """What a planner would choose where nothing was given: the micro-batch that fits, the accumulation, the method.
 
-micro-batch   the largest power of two that fits with a tenth of the memory left free, at most what the global batch needs
+micro-batch   the largest power of two that fits with a tenth of the memory left free, at most what the global batch
+needs
 accumulation  enough micro-batches for a usual global batch of such a network (`USUAL_SAMPLES`, `USUAL_TOKENS`)
-method        S-SGD, unless ACP-SGD (same convergence in its paper's experiments) is at least 10 % faster over this network
+method        S-SGD, unless ACP-SGD (same convergence in its paper's experiments) is at least 10 % faster over this
+network
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from simkit.spec.plan import Plan
 from simkit.spec.resolve import Resolved
 
 USUAL_TOKENS = {"decoder": 2.0**19, "encoder": 2.0**17, "encoder-decoder": 2.0**17}
-"""Tokens per step: 0.5 M for decoders (GPT-3 XL to 2.7B; Brown et al. 2020, table 2.1), 256 x 512 = 131,072 for encoders
-(Devlin et al. 2019) and T5 (Raffel et al. 2020: 2^16 to 2^17)."""
+"""Tokens per step: 0.5 M for decoders (GPT-3 XL to 2.7B; Brown et al. 2020, table 2.1), 256 x 512 = 131,072 for
+encoders (Devlin et al. 2019) and T5 (Raffel et al. 2020: 2^16 to 2^17)."""
 USUAL_SAMPLES = {"images": 1024, "vit": 4096}
 """Images per step: 256 a node of eight scaled four times (Goyal et al. 2017); 4,096 (Dosovitskiy et al. 2020)."""
 HEADROOM = 0.9
@@ -54,18 +56,27 @@ def _batched(resolved: Resolved) -> Resolved:
     if "micro_batch" in resolved.open:
         micro = _largest_fit(resolved, per_rank, exact=total is not None)
         plan = replace(plan, micro_batch=micro)
-        notes.append(f"micro_batch = {micro}: the largest that fits with a tenth of the memory free, and that the global batch can use")
+        notes.append(
+            f"micro_batch = {micro}: the largest that fits with a tenth of the memory free, "
+            "and that the global batch can use"
+        )
     if "grad_accum" in resolved.open:
         accum = max(per_rank // plan.micro_batch, 1)
         plan = replace(plan, grad_accum=accum)
         if total is None:
-            notes.append(f"grad_accum = {accum}: a global batch of {plan.global_batch} samples, usual for such a network")
+            notes.append(
+                f"grad_accum = {accum}: a global batch of {plan.global_batch} samples, usual for such a network"
+            )
     return replace(resolved, plan=plan, assumptions=tuple(notes))
 
 
 def _largest_fit(resolved: Resolved, per_rank: int, *, exact: bool) -> int:
     """The largest power of two (a divisor of the samples of a rank where the global batch is given) that fits."""
-    sizes = [d for d in range(1, per_rank + 1) if per_rank % d == 0] if exact and per_rank < 10**6 else [2**i for i in range(per_rank.bit_length())]
+    sizes = (
+        [d for d in range(1, per_rank + 1) if per_rank % d == 0]
+        if exact and per_rank < 10**6
+        else [2**i for i in range(per_rank.bit_length())]
+    )
     sizes = [s for s in sizes if s <= per_rank] or [1]
     low, high = 0, len(sizes) - 1
     while low < high:
@@ -84,13 +95,24 @@ def _fits(resolved: Resolved, micro: int) -> bool:
 
 def _method(resolved: Resolved) -> Resolved:
     plan = resolved.plan
-    rank = plan.rank if resolved.scenario.given("rank") else (32 if isinstance(resolved.model.spec, TransformerSpec) else 4)
+    rank = (
+        plan.rank
+        if resolved.scenario.given("rank")
+        else (32 if isinstance(resolved.model.spec, TransformerSpec) else 4)
+    )
     rival = replace(resolved, plan=replace(plan, method="acp-sgd", rank=rank))
     plain, compressed = _seconds(resolved), _seconds(rival)
     if compressed.end_s * GAIN < plain.end_s and (compressed.memory.fits or not plain.memory.fits):
-        note = f"method = acp-sgd, rank {rank}: {plain.end_s / compressed.end_s:.1f}x faster than s-sgd here ({plain.end_s:.3g} s a step); it changes the gradient, see `simkit methods`"
+        note = (
+            f"method = acp-sgd, rank {rank}: {plain.end_s / compressed.end_s:.1f}x faster than s-sgd here "
+            f"({plain.end_s:.3g} s a step); "
+            "it changes the gradient, see `simkit methods`"
+        )
         return replace(rival, assumptions=(*resolved.assumptions, note))
-    return replace(resolved, assumptions=(*resolved.assumptions, "method = s-sgd: none given; compression gains less than 10 % here"))
+    return replace(
+        resolved,
+        assumptions=(*resolved.assumptions, "method = s-sgd: none given; compression gains less than 10 % here"),
+    )
 
 
 def _seconds(resolved: Resolved) -> Evaluation:

@@ -22,7 +22,9 @@ from simkit.units import format_bits, format_Bps, format_flops, format_s
 
 REFERENCE_CLUSTER = "4xh100-pcie-80gb"
 """What 50 RTX 3080 are compared with in FusionAI (arXiv 2309.01172)."""
-_CLUSTER_FIELDS = frozenset({"cluster", "intra", "inter", "gpus_per_node", "nics_per_node", "p2p", "seed", "electricity", "calibration"})
+_CLUSTER_FIELDS = frozenset(
+    {"cluster", "intra", "inter", "gpus_per_node", "nics_per_node", "p2p", "seed", "electricity", "calibration"}
+)
 STEP = 0.01
 TOP = 5
 
@@ -56,7 +58,13 @@ def _cluster_alone(scenario: Scenario) -> bool:
 def _elsewhere(scenario: Scenario, report: Report, resolved: Resolved) -> Report:
     """The same job on the reference cluster: same network, precision, optimizer and batch; its own links and method."""
     plan = resolved.plan
-    fields = {"cluster": REFERENCE_CLUSTER, "model": report.scenario["model"], "precision": plan.precision, "optimizer": plan.optimizer, "global_batch": plan.global_batch}
+    fields = {
+        "cluster": REFERENCE_CLUSTER,
+        "model": report.scenario["model"],
+        "precision": plan.precision,
+        "optimizer": plan.optimizer,
+        "global_batch": plan.global_batch,
+    }
     if plan.seq_len:
         fields |= {"seq_len": plan.seq_len, "attention": plan.attention}
     kept = {k: scenario.get(k) for k in ("electricity", "calibration") if scenario.given(k)}
@@ -73,14 +81,19 @@ def _report(resolved: Resolved, found: Evaluation) -> Report:
     mfu = model_flops / (end_s * peak_flops)
     done = model_flops * (4.0 / 3.0 if plan.recompute == "full" else 1.0)
     busy = min(found.timelines[0].busy_s.get("compute", end_s) / end_s, 1.0)
-    figures, notes, warnings = cost(resolved.cluster, resolved.scenario, step_s=end_s, busy=busy, samples_per_step=samples, tokens_per_step=tokens)
+    figures, notes, warnings = cost(
+        resolved.cluster, resolved.scenario, step_s=end_s, busy=busy, samples_per_step=samples, tokens_per_step=tokens
+    )
     math, network_bound = _math_share(found), _network_bound(found, resolved)
     metrics = {"iteration_time_s": end_s, "samples_per_s": samples / end_s}
     if tokens:
         metrics |= {"tokens_per_s": tokens / end_s, "tokens_per_s_per_gpu": tokens / end_s / resolved.cluster.gpus}
     return Report(
         scenario=resolved.values(),
-        **metrics,
+        iteration_time_s=end_s,
+        samples_per_s=samples / end_s,
+        tokens_per_s=metrics.get("tokens_per_s"),
+        tokens_per_s_per_gpu=metrics.get("tokens_per_s_per_gpu"),
         mfu=mfu,
         hfu=done / (end_s * peak_flops),
         breakdown=found.breakdown,
@@ -100,13 +113,24 @@ def _report(resolved: Resolved, found: Evaluation) -> Report:
 
 
 def _conventions(resolved: Resolved) -> tuple[str, ...]:
-    said = ["dense peaks with fp32 accumulation" if not resolved.plan.fp16_accumulate else "peak with fp16 accumulation (asked for)"]
+    said = [
+        "dense peaks with fp32 accumulation"
+        if not resolved.plan.fp16_accumulate
+        else "peak with fp16 accumulation (asked for)"
+    ]
     if isinstance(resolved.model.spec, TransformerSpec):
-        said.append("MFU counts matrix products once forward and twice backward, attention in full (not halved for a causal mask), the head, no look-up, no recomputation")
+        said.append(
+            "MFU counts matrix products once forward and twice backward, attention in full "
+            "(not halved for a causal mask), the head, no look-up, no recomputation"
+        )
         if "mlm" in resolved.model.spec.heads_list:
-            said.append(f"masked-LM head over {resolved.stack.mlm_positions:.0%} of the positions ({resolved.stack.name})")
+            said.append(
+                f"masked-LM head over {resolved.stack.mlm_positions:.0%} of the positions ({resolved.stack.name})"
+            )
     else:
-        said.append("MFU counts convolutions and linear layers once forward and twice backward, one multiply-add = 2 FLOP")
+        said.append(
+            "MFU counts convolutions and linear layers once forward and twice backward, one multiply-add = 2 FLOP"
+        )
     return tuple(said)
 
 
@@ -132,7 +156,9 @@ def _groups(resolved: Resolved) -> dict[str, str]:
         return {}
     parts = []
     if cluster.intra is not None and any(g.gpus_per_node > 1 for g in cluster.groups):
-        parts.append(f"{cluster.intra.title} inside a node{'' if cluster.p2p else ' (staged through host memory, no P2P)'}")
+        parts.append(
+            f"{cluster.intra.title} inside a node{'' if cluster.p2p else ' (staged through host memory, no P2P)'}"
+        )
     if cluster.inter is not None and cluster.nodes > 1:
         parts.append(f"{cluster.nics_per_node} x {cluster.inter.title} a node")
     return {"dp": f"{resolved.plan.dp} ranks over {' and '.join(parts)}"}
@@ -151,7 +177,10 @@ def _ledger(found: Evaluation, resolved: Resolved, math: float, network_bound: s
         "host_s": ("host", evidence["stack"]),
     }
     unknown = ("", "assumed")
-    return tuple(Term(name=k, seconds=v, bound=bounds.get(k, unknown)[0], evidence=bounds.get(k, unknown)[1]) for k, v in found.breakdown.items())
+    return tuple(
+        Term(name=k, seconds=v, bound=bounds.get(k, unknown)[0], evidence=bounds.get(k, unknown)[1])
+        for k, v in found.breakdown.items()
+    )
 
 
 _RANK = ("datasheet", "fitted", "end-to-end", "assumed")
@@ -163,8 +192,18 @@ def _weakest(*kinds: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _network_evidence(cluster: Cluster) -> str:
-    used = [link for link, on in ((cluster.intra, any(g.gpus_per_node > 1 for g in cluster.groups)), (cluster.inter, cluster.nodes > 1)) if link is not None and on]
-    kinds = [max((f.evidence for f in link.calibration.values()), key=_RANK.index) if link.calibration else "assumed" for link in used]
+    used = [
+        link
+        for link, on in (
+            (cluster.intra, any(g.gpus_per_node > 1 for g in cluster.groups)),
+            (cluster.inter, cluster.nodes > 1),
+        )
+        if link is not None and on
+    ]
+    kinds = [
+        max((f.evidence for f in link.calibration.values()), key=_RANK.index) if link.calibration else "assumed"
+        for link in used
+    ]
     return _weakest(*kinds) if kinds else "datasheet"
 
 
@@ -195,8 +234,13 @@ def _bottleneck(found: Evaluation, math: float, network_bound: str) -> str:
         return f"{network_bound}: {exposed / end_s:.0%} of the step waits for it"
     if compute >= largest:
         what = "arithmetic rate" if math >= 0.5 else "memory bandwidth"
-        return f"{what} of {found.device.title}: compute is {compute / end_s:.0%} of the step, {math:.0%} of it bound by arithmetic"
-    words = {"compression_s": "gradient compression", "optimizer_s": "the optimizer's memory traffic", "host_s": "the host"}
+        of_it = f"{math:.0%} of it bound by arithmetic"
+        return f"{what} of {found.device.title}: compute is {compute / end_s:.0%} of the step, {of_it}"
+    words = {
+        "compression_s": "gradient compression",
+        "optimizer_s": "the optimizer's memory traffic",
+        "host_s": "the host",
+    }
     return f"{words.get(name, name)}: {largest / end_s:.0%} of the step"
 
 
@@ -207,24 +251,54 @@ def sensitivities(resolved: Resolved, found: Evaluation) -> list[Sensitivity]:
     link = cluster.inter if cluster.nodes > 1 else cluster.intra
     rate = (format_bits(link.Bps) if link.scope != "gpu" else format_Bps(link.Bps)) if link is not None else ""
     questions: list[tuple[str, str, str, Callable[[], float]]] = [
-        ("peak arithmetic rate", format_flops(law.peak_flops), device.title, lambda: _per_sample(resolved, Scales(flops=1 + STEP))),
-        ("memory bandwidth", format_Bps(device.memory_Bps), device.title, lambda: _per_sample(resolved, Scales(memory_Bps=1 + STEP))),
-        ("kernel launch time", format_s(law.kernel_s), device.title, lambda: _per_sample(resolved, Scales(kernel_s=1 + STEP))),
-        ("host time per step", format_s(found.pricing.host_s), resolved.stack.name, lambda: _per_sample(resolved, Scales(host_s=1 + STEP))),
+        (
+            "peak arithmetic rate",
+            format_flops(law.peak_flops),
+            device.title,
+            lambda: _per_sample(resolved, Scales(flops=1 + STEP)),
+        ),
+        (
+            "memory bandwidth",
+            format_Bps(device.memory_Bps),
+            device.title,
+            lambda: _per_sample(resolved, Scales(memory_Bps=1 + STEP)),
+        ),
+        (
+            "kernel launch time",
+            format_s(law.kernel_s),
+            device.title,
+            lambda: _per_sample(resolved, Scales(kernel_s=1 + STEP)),
+        ),
+        (
+            "host time per step",
+            format_s(found.pricing.host_s),
+            resolved.stack.name,
+            lambda: _per_sample(resolved, Scales(host_s=1 + STEP)),
+        ),
     ]
     if resolved.plan.dp > 1 and link is not None:
         questions += [
             ("network bandwidth", rate, link.title, lambda: _per_sample(resolved, Scales(network_Bps=1 + STEP))),
-            ("network latency", format_s(link.latency_s), link.title, lambda: _per_sample(resolved, Scales(network_latency=1 + STEP))),
+            (
+                "network latency",
+                format_s(link.latency_s),
+                link.title,
+                lambda: _per_sample(resolved, Scales(network_latency=1 + STEP)),
+            ),
         ]
     base = found.end_s / resolved.plan.global_batch
-    answers = [Sensitivity(name=n, value=v, note=w, elasticity=log(f() / base) / log1p(STEP)) for n, v, w, f in questions]
-    # Batches come in whole samples, and tiles make them uneven on a small scale: their elasticity is taken over a doubling.
+    answers = [
+        Sensitivity(name=n, value=v, note=w, elasticity=log(f() / base) / log1p(STEP)) for n, v, w, f in questions
+    ]
+    # Batches come in whole samples, and tiles make them uneven on a small scale: their elasticity is taken over a
+    # doubling.
     for name in ("micro_batch", "grad_accum"):
         plan = replace(resolved.plan, **{name: 2 * getattr(resolved.plan, name)})
         doubled = evaluate(replace(resolved, plan=plan)).end_s / plan.global_batch
         note = "elasticity over a doubling"
-        answers.append(Sensitivity(name=name, value=str(getattr(resolved.plan, name)), note=note, elasticity=log2(doubled / base)))
+        answers.append(
+            Sensitivity(name=name, value=str(getattr(resolved.plan, name)), note=note, elasticity=log2(doubled / base))
+        )
     return sorted(answers, key=lambda s: -abs(s.elasticity))[:TOP]
 
 

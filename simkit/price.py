@@ -56,7 +56,9 @@ def peak(device: Device, dtype: str, *, fp16_accumulate: bool = False) -> tuple[
 
 
 @lru_cache(maxsize=1024)
-def pricing(device: Device, dtype: str, stack: Stack, *, fp16_accumulate: bool = False, calibration: bool = True) -> Pricing:
+def pricing(
+    device: Device, dtype: str, stack: Stack, *, fp16_accumulate: bool = False, calibration: bool = True
+) -> Pricing:
     """The constants for one device, dtype and stack, from the profile's calibration or from the priors."""
     flops, warning = peak(device, dtype, fp16_accumulate=fp16_accumulate)
     evidence = {"peak": "datasheet"}
@@ -173,8 +175,8 @@ def compute(program: Program, *, micro_batch: float, seq_len: float, law: Law) -
         forward_math=math[..., :split],
         backward_math=math[..., split:],
         saved_bytes=saved[..., :split] @ program.forward.counts,
-        logits_bytes=monomials @ program.logits,
-        model_flops=monomials @ program.model_flops,
+        logits_bytes=float(monomials @ program.logits),
+        model_flops=float(monomials @ program.model_flops),
     )
 
 

@@ -38,8 +38,10 @@ def basis(b: Any, s: Any) -> Array:
 
 DIVIDES = ("", "m", "n", "k", "batch", "bytes", "sequence")
 """How a rank's share of an operator is made. ``""``: every rank does all of it. ``m n k batch``: that dimension of the
-product over the tensor-parallel ranks (outputs of a column-parallel weight, inner dimension of a row-parallel one, heads).
-``bytes``: the bytes of a stream over the tensor-parallel ranks (it works on a sharded width). ``sequence``: the bytes over the
+product over the tensor-parallel ranks (outputs of a column-parallel weight, inner dimension of a row-parallel one,
+heads).
+``bytes``: the bytes of a stream over the tensor-parallel ranks (it works on a sharded width). ``sequence``: the bytes
+over the
 sequence-parallel ranks, whole without sequence parallelism (norms, residuals, dropout). What a product keeps for the
 backward pass is its input: sharded over tensor-parallel ranks for ``k``, ``batch``, ``bytes``, over sequence-parallel
 ones else. Terms with b or s are divided over context-parallel ranks; routed experts over expert-parallel ones."""
@@ -88,8 +90,19 @@ def matmul(
     """out[m,n] = in[m,k] w[k,n], `batch` copies; flops = 2·batch·m·n·k, given as a polynomial of its own because a
     product of polynomials may leave the basis while the count does not."""
     return Op(
-        name=name, module=module, kind=kind, batch=batch, m=m, n=n, k=k, nbytes=nbytes, saved=saved, kernels=kernels,
-        trains=trains, flops=flops, divides=divides,
+        name=name,
+        module=module,
+        kind=kind,
+        batch=batch,
+        m=m,
+        n=n,
+        k=k,
+        nbytes=nbytes,
+        saved=saved,
+        kernels=kernels,
+        trains=trains,
+        flops=flops,
+        divides=divides,
     )
 
 
@@ -105,8 +118,18 @@ def stream(
 ) -> Op:
     """An operator that only moves bytes: element-wise work, norms, reductions, look-ups, copies."""
     return Op(
-        name=name, module=module, kind=MEMORY, batch=ZERO, m=ZERO, n=ZERO, k=ZERO, nbytes=nbytes, saved=saved,
-        kernels=kernels, trains=trains, divides=divides,
+        name=name,
+        module=module,
+        kind=MEMORY,
+        batch=ZERO,
+        m=ZERO,
+        n=ZERO,
+        k=ZERO,
+        nbytes=nbytes,
+        saved=saved,
+        kernels=kernels,
+        trains=trains,
+        divides=divides,
     )
 
 
@@ -321,7 +344,9 @@ class Recorder:
         first, final = (spans[0], spans[-1]) if spans else ((0, 0, last, last), (0, 0, last, last))
         return Blocks(
             counts=np.array([count(forward, a, b) for a, b, _, _ in spans]).reshape(len(spans), len(forward)),
-            backward_counts=np.array([count(backward, c, d) for _, _, c, d in spans]).reshape(len(spans), len(backward)),
+            backward_counts=np.array([count(backward, c, d) for _, _, c, d in spans]).reshape(
+                len(spans), len(backward)
+            ),
             before=(count(forward, 0, first[0]), count(backward, first[3], last)),
             after=(count(forward, final[1], len(self._forward)), count(backward, 0, final[2])),
             starts=np.array([c for _, _, c, _ in spans], dtype=np.int64),

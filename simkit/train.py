@@ -5,15 +5,16 @@
 Terms: forward, backward, recompute and tp_comm of the slowest stage; launch_s: what the device waits for the host;
 sharding_s: gathers and reduce-scatters of sharded parameters that stick out, and the accumulation of gradients.
 
-A stage's forward (backward) of one micro-batch is the sum over its blocks of compute and tensor-parallel messages; sharded
-parameters (ZeRO-3, FSDP) are gathered block by block beside it:
+A stage's forward (backward) of one micro-batch is the sum over its blocks of compute and tensor-parallel messages;
+sharded parameters (ZeRO-3, FSDP) are gathered block by block beside it:
 
     block      max(compute + rho · communication, communication)         prefetch of one block
     exposed    the first gather, the gather of the embedding, half of the last reduce-scatter
 
-Compute of a stage and the launches of its host run side by side: t = (gpu^p + host^p)^(1/p) with p = `price.STEEPNESS`. Every
-formula takes arrays over sweep points in front of its last axis (blocks or stages).
-Sources: Narayanan et al. (arXiv 2104.04473); Rajbhandari et al. (arXiv 1910.02054); Zhao et al., PyTorch FSDP (arXiv 2304.11277).
+Compute of a stage and the launches of its host run side by side: t = (gpu^p + host^p)^(1/p) with p =
+`price.STEEPNESS`. Every formula takes arrays over sweep points in front of its last axis (blocks or stages).
+Sources: Narayanan et al. (arXiv 2104.04473); Rajbhandari et al. (arXiv 1910.02054); Zhao et al., PyTorch FSDP (arXiv
+2304.11277).
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ def group_cost(op: str, cluster: Cluster, ranks: int, stride: int, algorithm: st
     """Seconds of a collective over `ranks` ranks that stand `stride` apart, as a function of bytes."""
     if ranks <= 1:
         return _nothing
-    return network.seconds_fn(op, cluster=cluster, ranks=ranks, stride=stride, algorithm=None if algorithm == "auto" else algorithm)
+    return network.seconds_fn(
+        op, cluster=cluster, ranks=ranks, stride=stride, algorithm=None if algorithm == "auto" else algorithm
+    )
 
 
 def _nothing(nbytes: Num) -> Num:
@@ -97,7 +100,18 @@ class _Blocks:
     after: tuple[Num, Num]
 
 
-def sharded(program: Program, model: Model, *, plan: Plan, stack: Stack, priced: Pricing, traits: Traits, cluster: Cluster, scales: Scales = UNSCALED, optimizer_bytes: float) -> Sharded:
+def sharded(
+    program: Program,
+    model: Model,
+    *,
+    plan: Plan,
+    stack: Stack,
+    priced: Pricing,
+    traits: Traits,
+    cluster: Cluster,
+    scales: Scales = UNSCALED,
+    optimizer_bytes: float,
+) -> Sharded:
     """Prices one step of a transformer under the degrees of the plan."""
     spec = model.spec
     assert isinstance(spec, TransformerSpec)
@@ -131,15 +145,23 @@ def sharded(program: Program, model: Model, *, plan: Plan, stack: Stack, priced:
     }
     terms = {k: float(v) for k, v in terms.items() if v or k in ("forward_s", "backward_s", "optimizer_s", "host_s")}
     return Sharded(
-        end_s=sum(terms.values()), terms=terms, compute=compute, forward_s=forward_s, backward_s=backward_s,
-        wire_bytes=wire, comm_s=exchange_s + fsdp_s, latency_s=latency_s,
+        end_s=sum(terms.values()),
+        terms=terms,
+        compute=compute,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        wire_bytes=wire,
+        comm_s=exchange_s + fsdp_s,
+        latency_s=latency_s,
     )
 
 
 _SCHEDULES = {"1f1b": "one-f-one-b", "gpipe": "gpipe", "interleaved": "interleaved", "zb": "zb"}
 
 
-def _blocks(program: Program, spec: TransformerSpec, plan: Plan, law: Law, traits: Traits, cluster: Cluster, scales: Scales) -> tuple[_Blocks, Compute]:
+def _blocks(
+    program: Program, spec: TransformerSpec, plan: Plan, law: Law, traits: Traits, cluster: Cluster, scales: Scales
+) -> tuple[_Blocks, Compute]:
     degrees = tensor.Degrees(tp=plan.tp, sp=plan.sp, cp=plan.cp, ep=plan.ep)
     at = tensor.monomials(plan.micro_batch, plan.seq_len, plan.cp)
     forward, kept = tensor.share(program.forward, at, degrees)
@@ -163,21 +185,34 @@ def _blocks(program: Program, spec: TransformerSpec, plan: Plan, law: Law, trait
     per_block = found.per_block
     regather = 0.5 * per_block * message_s if plan.sp > 1 else 0.0
     replays = per_block * message_s if plan.recompute == "full" else 0.0
-    flops = float(tensor.monomials(plan.micro_batch, plan.seq_len) @ program.model_flops) / (plan.tp * plan.pp * plan.cp)
+    flops = float(tensor.monomials(plan.micro_batch, plan.seq_len) @ program.model_flops) / (
+        plan.tp * plan.pp * plan.cp
+    )
     counts_f, counts_b = program.forward.counts, program.backward.counts
     total_f, total = float(tf @ counts_f), float(tf @ counts_f + tb @ counts_b)
     bound = float((tf * math_f) @ counts_f + (tb * math_b) @ counts_b)
     compute = Compute(
-        forward_s=tf, backward_s=tb, forward_math=math_f, backward_math=math_b, saved_bytes=float(kept @ counts_f),
-        logits_bytes=float(at @ program.logits) / plan.tp, model_flops=flops, forward_total_s=total_f,
-        backward_total_s=total - total_f, math_share=bound / total if total else 0.0,
+        forward_s=tf,
+        backward_s=tb,
+        forward_math=math_f,
+        backward_math=math_b,
+        saved_bytes=float(kept @ counts_f),
+        logits_bytes=float(at @ program.logits) / plan.tp,
+        model_flops=flops,
+        forward_total_s=total_f,
+        backward_total_s=total - total_f,
+        math_share=bound / total if total else 0.0,
     )
     tp_f, tp_b = per_block * message_s, per_block * message_s + regather + replays
     edge = message_s if plan.tp > 1 else 0.0
     return _Blocks(
-        forward_s=f, backward_s=g, recompute_s=replay,
-        forward_all_s=hosted(f + tp_f, host_f), backward_all_s=hosted(g + replay + tp_b, host_g),
-        tp_forward_s=tp_f, tp_backward_s=tp_b,
+        forward_s=f,
+        backward_s=g,
+        recompute_s=replay,
+        forward_all_s=hosted(f + tp_f, host_f),
+        backward_all_s=hosted(g + replay + tp_b, host_g),
+        tp_forward_s=tp_f,
+        tp_backward_s=tp_b,
         before=(float(b.before[0] @ tf) + edge, float(b.before[1] @ tb)),
         after=(float(b.after[0] @ tf), float(b.after[1] @ tb) + edge),
     ), compute
@@ -189,7 +224,9 @@ def _tp_message(plan: Plan, cluster: Cluster, width_bytes: float, scales: Scales
     if plan.tp <= 1:
         return 0.0
     if plan.sp > 1:
-        seconds = sum(float(_cost(op, cluster, plan.tp, 1, plan, scales)(nbytes)) for op in ("all_gather", "reduce_scatter"))
+        seconds = sum(
+            float(_cost(op, cluster, plan.tp, 1, plan, scales)(nbytes)) for op in ("all_gather", "reduce_scatter")
+        )
     else:
         seconds = float(_cost("all_reduce", cluster, plan.tp, 1, plan, scales)(nbytes))
     return seconds
@@ -204,8 +241,8 @@ def _cost(op: str, cluster: Cluster, ranks: int, stride: int, plan: Plan, scales
 
 
 def _p2p(spec: TransformerSpec, plan: Plan, cluster: Cluster, scales: Scales) -> float:
-    """One activation from a stage to the next: the whole tensor from each tensor-parallel rank, its share under sequence
-    parallelism."""
+    """One activation from a stage to the next: the whole tensor from each tensor-parallel rank, its share under
+    sequence parallelism."""
     if plan.pp <= 1:
         return 0.0
     nbytes = plan.micro_batch * plan.seq_len / plan.cp * spec.hidden * DTYPE_BYTES[plan.precision] / plan.sp
@@ -255,8 +292,11 @@ def _optimizer_shards(plan: Plan) -> int:
     return plan.shard_group if plan.zero >= 1 else 1
 
 
-def _exchange(plan: Plan, params: _Params, traits: Traits, cluster: Cluster, scales: Scales) -> tuple[float, float, float]:
-    """(seconds, bytes a rank contributes, seconds without bytes) of the gradient exchange after the last micro-batch."""
+def _exchange(
+    plan: Plan, params: _Params, traits: Traits, cluster: Cluster, scales: Scales
+) -> tuple[float, float, float]:
+    """(seconds, bytes a rank contributes, seconds without bytes) of the gradient exchange after the last
+    micro-batch."""
     replicas = plan.dp * plan.cp
     if replicas <= 1 or plan.zero >= 3:
         return 0.0, 0.0, 0.0
@@ -276,7 +316,9 @@ def _exchange(plan: Plan, params: _Params, traits: Traits, cluster: Cluster, sca
     return seconds, grads, latency
 
 
-def _stages(blocks: _Blocks, held: Any, plan: Plan, params: _Params, traits: Traits, cluster: Cluster, scales: Scales) -> tuple[Array, Array, float]:
+def _stages(
+    blocks: _Blocks, held: Any, plan: Plan, params: _Params, traits: Traits, cluster: Cluster, scales: Scales
+) -> tuple[Array, Array, float]:
     """(forward, backward) seconds of each stage per micro-batch, and the seconds of sharded parameters' collectives."""
     f, g = blocks.forward_all_s, blocks.backward_all_s
     edges = np.cumsum(np.concatenate([[0], held]))
@@ -296,7 +338,17 @@ def _stages(blocks: _Blocks, held: Any, plan: Plan, params: _Params, traits: Tra
     return forward, backward, comm
 
 
-def _fsdp(f: Array, g: Array, before: list[Num], after: list[Num], plan: Plan, params: _Params, traits: Traits, cluster: Cluster, scales: Scales) -> tuple[Array, Array, list[Num], list[Num], float]:
+def _fsdp(
+    f: Array,
+    g: Array,
+    before: list[Num],
+    after: list[Num],
+    plan: Plan,
+    params: _Params,
+    traits: Traits,
+    cluster: Cluster,
+    scales: Scales,
+) -> tuple[Array, Array, list[Num], list[Num], float]:
     """Blocks with their gathers and reduce-scatters beside them, micro-batch by micro-batch."""
     group = min(plan.shard_group, plan.dp)
     gather = _cost("all_gather", cluster, group, plan.tp, plan, scales)
@@ -325,14 +377,26 @@ def _shares(blocks: _Blocks, stage: int, held: Any, plan: Plan) -> dict[str, flo
     span = slice(begin, begin + int(held[stage]))
     first, last = stage == 0, stage == plan.pp - 1
     return {
-        "forward": float(blocks.forward_s[span].sum()) + first * float(blocks.before[0]) + last * float(blocks.after[0]),
-        "backward": float(blocks.backward_s[span].sum()) + first * float(blocks.before[1]) + last * float(blocks.after[1]),
+        "forward": float(blocks.forward_s[span].sum())
+        + first * float(blocks.before[0])
+        + last * float(blocks.after[0]),
+        "backward": float(blocks.backward_s[span].sum())
+        + first * float(blocks.before[1])
+        + last * float(blocks.after[1]),
         "recompute": float(blocks.recompute_s[span].sum()),
         "tp": float(blocks.tp_forward_s[span].sum() + blocks.tp_backward_s[span].sum()),
-        "launch": max(float(sum((a - b)[span].sum() for a, b in (
-            (blocks.forward_all_s, blocks.forward_s + blocks.tp_forward_s),
-            (blocks.backward_all_s, blocks.backward_s + blocks.recompute_s + blocks.tp_backward_s),
-        ))), 0.0),
+        "launch": max(
+            float(
+                sum(
+                    (a - b)[span].sum()
+                    for a, b in (
+                        (blocks.forward_all_s, blocks.forward_s + blocks.tp_forward_s),
+                        (blocks.backward_all_s, blocks.backward_s + blocks.recompute_s + blocks.tp_backward_s),
+                    )
+                )
+            ),
+            0.0,
+        ),
     }
 
 

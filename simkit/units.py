@@ -55,8 +55,19 @@ def _units() -> dict[str, tuple[str, float]]:
         table[f"{prefix}W"] = ("w", scale)
     for prefix, scale in _SMALL.items():
         table[f"{prefix}s"] = ("s", scale)
-    table |= {"min": ("s", 60.0), "h": ("s", 3600.0), "d": ("s", 86400.0), "day": ("s", 86400.0), "days": ("s", 86400.0)}
-    table |= {"USD": ("usd", 1.0), "USD/h": ("usd_per_hour", 1.0), "USD/kWh": ("usd_per_kwh", 1.0), "%": ("ratio", 0.01)}
+    table |= {
+        "min": ("s", 60.0),
+        "h": ("s", 3600.0),
+        "d": ("s", 86400.0),
+        "day": ("s", 86400.0),
+        "days": ("s", 86400.0),
+    }
+    table |= {
+        "USD": ("usd", 1.0),
+        "USD/h": ("usd_per_hour", 1.0),
+        "USD/kWh": ("usd_per_kwh", 1.0),
+        "%": ("ratio", 0.01),
+    }
     return table
 
 
@@ -89,7 +100,9 @@ def parse(text: str | float | int, dimension: str, *, key: str = "value", file: 
     if known is None:
         raise InputError(f"has the unknown unit {unit!r}", file=file, key=key, value=text, hint=_example(dimension))
     if known[0] != dimension:
-        raise InputError(f"has a unit of {known[0]}, not of {dimension}", file=file, key=key, value=text, hint=_example(dimension))
+        raise InputError(
+            f"has a unit of {known[0]}, not of {dimension}", file=file, key=key, value=text, hint=_example(dimension)
+        )
     return number * known[1]
 
 
@@ -117,7 +130,13 @@ def format_s(value: float) -> str:
     """Seconds as people read them: ``0.000031 -> '31 us'``, ``93600 -> '26 h'``."""
     if value == 0:
         return "0 s"
-    return _scaled(value, ((86400 * 2, "days"), (7200, "h"), (600, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))) if abs(value) < 86400 * 2 else f"{value / 86400:.4g} days"
+    return (
+        _scaled(
+            value, ((86400 * 2, "days"), (7200, "h"), (600, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+        )
+        if abs(value) < 86400 * 2
+        else f"{value / 86400:.4g} days"
+    )
 
 
 def format_bytes(value: float) -> str:

@@ -1,8 +1,9 @@
 """Scores predictions against measured tables.
 
-The error of a time or a memory is predicted/measured - 1, of a rate measured/predicted - 1, so that "too slow" is positive
-in both. A row that cannot be predicted is refused with its reason and counted; a row without a value is predicted and not
-scored.
+The error of a time or a memory is predicted/measured - 1, of a rate measured/predicted - 1, so that "too slow" is
+positive
+in both. A row that cannot be predicted is refused with its reason and counted; a row without a value is predicted and
+not scored.
 """
 
 from __future__ import annotations
@@ -18,12 +19,52 @@ from simkit.errors import InputError, RefusedError, SimkitError, unknown
 from simkit.spec.scenario import FIELDS, Scenario
 
 TIMES = frozenset({"iteration_time_s", "time_s", "ttft_s", "tpot_s", "peak_memory_gib"})
-RATES = frozenset({"tokens_per_s_per_gpu", "samples_per_s", "tokens_per_s", "tflops_per_gpu", "mfu", "output_tokens_per_s", "busbw"})
+RATES = frozenset(
+    {"tokens_per_s_per_gpu", "samples_per_s", "tokens_per_s", "tflops_per_gpu", "mfu", "output_tokens_per_s", "busbw"}
+)
 METRICS = TIMES | RATES | {"fits"}
 MEMORY_KINDS = {"allocated": "allocated_bytes", "reserved": "reserved_bytes", "device": "device_bytes"}
 _PROSE = frozenset({"id", "source", "where", "metric", "value", "notes", "memory_kind"})
-_OPERATOR = frozenset({"op", "bytes", "ranks", "device", "dtype", "m", "n", "k", "batch", "heads", "kv_heads", "head_dim", "q_len", "kv_len", "sparsity", "engine"})
-LATER = frozenset({"peft", "lora_rank", "lora_targets", "lora_dropout", "sparsity", "quant", "batch", "prompt_len", "output_len", "concurrency", "request_rate", "engine", "kv_dtype", "peers", "churn", "backup_pool"})
+_OPERATOR = frozenset(
+    {
+        "op",
+        "bytes",
+        "ranks",
+        "device",
+        "dtype",
+        "m",
+        "n",
+        "k",
+        "batch",
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "q_len",
+        "kv_len",
+        "sparsity",
+        "engine",
+    }
+)
+LATER = frozenset(
+    {
+        "peft",
+        "lora_rank",
+        "lora_targets",
+        "lora_dropout",
+        "sparsity",
+        "quant",
+        "batch",
+        "prompt_len",
+        "output_len",
+        "concurrency",
+        "request_rate",
+        "engine",
+        "kv_dtype",
+        "peers",
+        "churn",
+        "backup_pool",
+    }
+)
 """Columns of the vocabulary that simkit reads but does not model yet: a row that needs one is refused."""
 NEUTRAL = frozenset({"", "none", "false", "0", "1", "1f1b"})
 
@@ -58,12 +99,24 @@ class Row:
         return self.low <= self.value <= self.high
 
 
-def validate(files: Iterable[str | Path], *, models: tuple[str, ...] = (), profiles: tuple[str, ...] = (), calibration: bool = True) -> dict[str, Any]:
+def validate(
+    files: Iterable[str | Path],
+    *,
+    models: tuple[str, ...] = (),
+    profiles: tuple[str, ...] = (),
+    calibration: bool = True,
+) -> dict[str, Any]:
     """Predicts every row of the CSV files and sums up the errors (the object of design section 6)."""
     return summary(score(files, models=models, profiles=profiles, calibration=calibration))
 
 
-def score(files: Iterable[str | Path], *, models: tuple[str, ...] = (), profiles: tuple[str, ...] = (), calibration: bool = True) -> list[Row]:
+def score(
+    files: Iterable[str | Path],
+    *,
+    models: tuple[str, ...] = (),
+    profiles: tuple[str, ...] = (),
+    calibration: bool = True,
+) -> list[Row]:
     """One Row per line of the files, in their order. Raises InputError for a file that is no such table."""
     rows: list[Row] = []
     for file in map(Path, files):
@@ -88,7 +141,11 @@ def read_table(path: Path) -> list[dict[str, str]]:
     except csv.Error as error:
         raise InputError(f"is not valid CSV: {error}", file=path.name) from None
     if not lines or "metric" not in lines[0]:
-        raise InputError("has no column metric", file=path.name, hint="one row = one scenario and one metric, see `simkit validate --help`")
+        raise InputError(
+            "has no column metric",
+            file=path.name,
+            hint="one row = one scenario and one metric, see `simkit validate --help`",
+        )
     header = [name.strip() for name in lines[0]]
     known = _PROSE | _OPERATOR | LATER | frozenset(FIELDS)
     for name in header:
@@ -104,12 +161,20 @@ def read_table(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def _scored(line: dict[str, str], file: str, models: tuple[str, ...], profiles: tuple[str, ...], calibration: bool) -> Row:
+def _scored(
+    line: dict[str, str], file: str, models: tuple[str, ...], profiles: tuple[str, ...], calibration: bool
+) -> Row:
     metric = line.get("metric", "")
     device = line.get("device") or line.get("cluster", "").split("+")[0].lstrip("0123456789x")
     if line.get("cluster"):
         device = line["cluster"].split("+")[0].split("x", 2)[-1]
-    common = {"file": file, "id": line.get("id", ""), "source": line.get("source", ""), "device": device, "metric": metric}
+    common = {
+        "file": file,
+        "id": line.get("id", ""),
+        "source": line.get("source", ""),
+        "device": device,
+        "metric": metric,
+    }
     try:
         value = _value(line, file)
         predicted, low, high = predict_line(line, models=models, profiles=profiles, calibration=calibration, file=file)
@@ -133,7 +198,9 @@ def _value(line: Mapping[str, str], file: str) -> float | None:
     return value
 
 
-def predict_line(line: Mapping[str, str], *, models: tuple[str, ...], profiles: tuple[str, ...], calibration: bool, file: str = "") -> tuple[float, float | None, float | None]:
+def predict_line(
+    line: Mapping[str, str], *, models: tuple[str, ...], profiles: tuple[str, ...], calibration: bool, file: str = ""
+) -> tuple[float, float | None, float | None]:
     """(predicted, low, high) of one row. Raises InputError or RefusedError with the reason."""
     if line.get("op"):
         from simkit.operators import predict_operator
@@ -229,5 +296,7 @@ def write_rows(rows: list[Row], path: Path) -> None:
         writer = csv.writer(stream)
         writer.writerow(["id", "metric", "predicted", "low", "high", "refused"])
         for r in rows:
-            writer.writerow([r.id, r.metric, *("" if v is None else repr(v) for v in (r.predicted, r.low, r.high)), r.refused])
+            writer.writerow(
+                [r.id, r.metric, *("" if v is None else repr(v) for v in (r.predicted, r.low, r.high)), r.refused]
+            )
     temporary.replace(path)

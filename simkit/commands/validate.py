@@ -41,7 +41,9 @@ def run(args: argparse.Namespace) -> int:
         _output.emit(scoreboard().rstrip("\n"))
         return 0
     if not args.files:
-        raise InputError("needs a table", key="validate", hint="give a CSV file, or --scoreboard for the tables that ship")
+        raise InputError(
+            "needs a table", key="validate", hint="give a CSV file, or --scoreboard for the tables that ship"
+        )
     from simkit.validate import score, summary, write_rows
 
     folders, models = _flags.profiles(args), tuple(args.models)

@@ -1,6 +1,7 @@
 """What a device, a link and a cluster are: facts from datasheets, and beside them, apart, what was fitted.
 
-All numbers are SI floats. Values are compared by identity: a profile is loaded once and shared. `sources` names, for every fact, a key of ``hwprofiles/sources.toml``.
+All numbers are SI floats. Values are compared by identity: a profile is loaded once and shared. `sources` names, for
+every fact, a key of ``hwprofiles/sources.toml``.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ class Plan:
 
     method: gradient exchange (a file of `simkit.compressors`, without the -sgd ending where it has one).
     overlap: ``none`` or ``wfbp``. fusion: ``none bucket all optimal``. bucket_bytes: uncompressed gradient bytes.
-    dp counts all data ranks, sharded ones included; ep divides dp; sp = tp where Megatron's sequence parallelism is on; vpp:
+    dp counts all data ranks, sharded ones included; ep divides dp; sp = tp where Megatron's sequence parallelism is
+    on; vpp:
     model chunks a pipeline rank holds; shard_group: ranks over which ZeRO shards (dp unless the sharding is hybrid).
     grad_accum micro-batches of micro_batch samples per data rank make one step; one exchange per step.
     """

@@ -58,13 +58,28 @@ class Resolved:
         """The resolved scenario in the vocabulary of the design."""
         p, c = self.plan, self.cluster
         out: dict[str, Any] = {
-            "model": self.model.name, "task": p.task, "cluster": c.spec,
-            "intra": c.intra.name if c.intra else None, "inter": c.inter.name if c.inter else None,
-            "nics_per_node": c.nics_per_node, "p2p": c.p2p, "method": p.method, "algorithm": p.algorithm,
-            "stack": p.stack, "dp": p.dp, **{k: getattr(p, k) for k in ("tp", "pp", "cp", "ep", "sp", "vpp", "zero") if getattr(p, k) != _ALONE[k]}, "precision": p.precision, "master_dtype": p.master_dtype,
-            "reduce_dtype": p.reduce_dtype, "recompute": p.recompute, "compile": p.compile,
-            "micro_batch": p.micro_batch, "grad_accum": p.grad_accum, "global_batch": p.global_batch,
-            "optimizer": p.optimizer, "seed": self.scenario.get("seed", 0),
+            "model": self.model.name,
+            "task": p.task,
+            "cluster": c.spec,
+            "intra": c.intra.name if c.intra else None,
+            "inter": c.inter.name if c.inter else None,
+            "nics_per_node": c.nics_per_node,
+            "p2p": c.p2p,
+            "method": p.method,
+            "algorithm": p.algorithm,
+            "stack": p.stack,
+            "dp": p.dp,
+            **{k: getattr(p, k) for k in ("tp", "pp", "cp", "ep", "sp", "vpp", "zero") if getattr(p, k) != _ALONE[k]},
+            "precision": p.precision,
+            "master_dtype": p.master_dtype,
+            "reduce_dtype": p.reduce_dtype,
+            "recompute": p.recompute,
+            "compile": p.compile,
+            "micro_batch": p.micro_batch,
+            "grad_accum": p.grad_accum,
+            "global_batch": p.global_batch,
+            "optimizer": p.optimizer,
+            "seed": self.scenario.get("seed", 0),
         }
         if p.dp > 1:
             out |= {"overlap": p.overlap, "fusion": p.fusion, "bucket_mb": p.bucket_bytes / MIB}
@@ -116,15 +131,23 @@ def resolve(scenario: Scenario) -> Resolved:
     micro, accum, undecided = _batch(scenario, chosen["dp"], notes)
     plan = Plan(**chosen, micro_batch=micro, grad_accum=accum)
     return Resolved(
-        scenario=scenario, model=net, cluster=machines, stack=software, plan=plan, open=undecided,
-        assumptions=tuple(notes), warnings=tuple(warnings),
+        scenario=scenario,
+        model=net,
+        cluster=machines,
+        stack=software,
+        plan=plan,
+        open=undecided,
+        assumptions=tuple(notes),
+        warnings=tuple(warnings),
     )
 
 
 def _model(scenario: Scenario, notes: list[str]) -> Model:
     name = scenario.get("model", DEFAULT_MODEL)
     if not scenario.given("model"):
-        notes.append(f"model = {DEFAULT_MODEL}: none given; the largest network of the FusionAI study that trains on 10 GB")
+        notes.append(
+            f"model = {DEFAULT_MODEL}: none given; the largest network of the FusionAI study that trains on 10 GB"
+        )
     return zoo.model(name, models_files=scenario.models, seq_len=scenario.get("seq_len"))
 
 
@@ -144,13 +167,30 @@ def _degrees(scenario: Scenario, net: Model, machines: Cluster, tell: _Teller) -
     tp, pp, cp, ep, vpp = (scenario.get(k, 1) for k in ("tp", "pp", "cp", "ep", "vpp"))
     model_parallel = tp * pp * cp
     if world % model_parallel:
-        raise InputError(f"of tp {tp} x pp {pp} x cp {cp} does not divide the {world} GPUs", file=file, key="the product", hint="change a degree or the cluster")
+        raise InputError(
+            f"of tp {tp} x pp {pp} x cp {cp} does not divide the {world} GPUs",
+            file=file,
+            key="the product",
+            hint="change a degree or the cluster",
+        )
     dp = scenario.get("dp", world // model_parallel)
     if dp * model_parallel != world:
-        raise InputError(f"x tp {tp} x pp {pp} x cp {cp} is not the {world} GPUs of the cluster", file=file, key="dp", value=dp, hint=f"dp = {world // model_parallel} does")
+        raise InputError(
+            f"x tp {tp} x pp {pp} x cp {cp} is not the {world} GPUs of the cluster",
+            file=file,
+            key="dp",
+            value=dp,
+            hint=f"dp = {world // model_parallel} does",
+        )
     sp = scenario.get("sp", 1)
     if sp not in (1, tp):
-        raise InputError(f"is neither 1 nor tp = {tp}", file=file, key="sp", value=sp, hint="sequence parallelism runs over the tensor-parallel ranks")
+        raise InputError(
+            f"is neither 1 nor tp = {tp}",
+            file=file,
+            key="sp",
+            value=sp,
+            hint="sequence parallelism runs over the tensor-parallel ranks",
+        )
     if dp % ep:
         raise InputError(f"does not divide dp = {dp}", file=file, key="ep", value=ep)
     zero = scenario.get("zero", 0)
@@ -164,9 +204,23 @@ def _degrees(scenario: Scenario, net: Model, machines: Cluster, tell: _Teller) -
         if spec.heads % tp:
             raise InputError(f"does not divide the {spec.heads} heads of {net.name}", file=file, key="tp", value=tp)
         if spec.layers < pp * vpp:
-            raise InputError(f"x vpp {vpp} exceeds the {spec.layers} layers of {net.name}", file=file, key="pp", value=pp)
+            raise InputError(
+                f"x vpp {vpp} exceeds the {spec.layers} layers of {net.name}", file=file, key="pp", value=pp
+            )
     schedule = scenario.get("schedule", "interleaved" if vpp > 1 else "1f1b")
-    return {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "sp": sp, "vpp": vpp, "zero": zero, "shard_group": group, "schedule": schedule, "offload": scenario.get("offload", "none")}
+    return {
+        "dp": dp,
+        "tp": tp,
+        "pp": pp,
+        "cp": cp,
+        "ep": ep,
+        "sp": sp,
+        "vpp": vpp,
+        "zero": zero,
+        "shard_group": group,
+        "schedule": schedule,
+        "offload": scenario.get("offload", "none"),
+    }
 
 
 def _chosen(scenario: Scenario, net: Model, machines: Cluster, software: Stack, notes: list[str]) -> dict[str, Any]:
@@ -195,7 +249,9 @@ def _chosen(scenario: Scenario, net: Model, machines: Cluster, software: Stack, 
         "reduce_dtype": scenario.get("reduce_dtype", _reduced(software.reduce_dtype, precision)),
         "recompute": scenario.get("recompute", "none"),
         "compile": scenario.get("compile", software.compiled),
-        "optimizer": tell("optimizer", "sgd-momentum" if net.input_kind == "images" else "adamw", "usual for such a network"),
+        "optimizer": tell(
+            "optimizer", "sgd-momentum" if net.input_kind == "images" else "adamw", "usual for such a network"
+        ),
         "algorithm": algorithm,
         "fp16_accumulate": scenario.get("fp16_accumulate", False),
         "seq_len": _seq_len(net, scenario, tell),
@@ -203,7 +259,9 @@ def _chosen(scenario: Scenario, net: Model, machines: Cluster, software: Stack, 
     }
     if transformer is not None:
         flash = mixed and transformer.kind == "decoder" and device.architecture not in _NO_FLASH
-        fields["attention"] = tell("attention", "flash" if flash else "math", "what this stack runs for such a network on this device")
+        fields["attention"] = tell(
+            "attention", "flash" if flash else "math", "what this stack runs for such a network on this device"
+        )
     if dp > 1:
         fields |= _exchange(method, scenario, software, transformer is not None, tell)
     return fields
@@ -263,7 +321,13 @@ def _seq_len(net: Model, scenario: Scenario, tell: _Teller) -> int:
     default = net.default_seq_len or (128 if spec.kind == "encoder" else min(limit, MAX_SEQ_LEN))
     seq_len = tell("seq_len", default, "usual for such a network")
     if spec.positional == "learned" and spec.max_positions and seq_len > spec.max_positions:
-        raise InputError(f"exceeds the {spec.max_positions} positions of {net.name}", file=scenario.file, key="seq_len", value=seq_len, hint=f"at most {spec.max_positions}")
+        raise InputError(
+            f"exceeds the {spec.max_positions} positions of {net.name}",
+            file=scenario.file,
+            key="seq_len",
+            value=seq_len,
+            hint=f"at most {spec.max_positions}",
+        )
     return int(seq_len)
 
 
@@ -280,9 +344,20 @@ def at_image_size(net: Model, size: int) -> Model:
         return net
     if size < spec.patch or size % spec.patch:
         near = max(round(size / spec.patch), 1) * spec.patch
-        raise InputError(f"is no multiple of the patch of {net.name}, {spec.patch}", key="image_size", value=size, hint=f"for example {near}")
+        raise InputError(
+            f"is no multiple of the patch of {net.name}, {spec.patch}",
+            key="image_size",
+            value=size,
+            hint=f"for example {near}",
+        )
     rows = (size // spec.patch) ** 2 + 1
-    resized = build(replace(spec, image_size=size, position_rows=rows, max_positions=0), name=net.name, source=net.source, dtype=net.dtype, buffers=net.buffers)
+    resized = build(
+        replace(spec, image_size=size, position_rows=rows, max_positions=0),
+        name=net.name,
+        source=net.source,
+        dtype=net.dtype,
+        buffers=net.buffers,
+    )
     return replace(resized, notes=(*net.notes, f"position table of {rows} rows for images of {size}"))
 
 
@@ -298,15 +373,33 @@ def _batch(scenario: Scenario, dp: int, notes: list[str]) -> tuple[int, int, fro
     micro, accum, total = (scenario.get(k) for k in ("micro_batch", "grad_accum", "global_batch"))
     file = scenario.file
     if total is not None and total % dp:
-        raise InputError(f"is not divisible by the {dp} data ranks", file=file, key="global_batch", value=total, hint=f"for example {max(total // dp, 1) * dp}")
+        raise InputError(
+            f"is not divisible by the {dp} data ranks",
+            file=file,
+            key="global_batch",
+            value=total,
+            hint=f"for example {max(total // dp, 1) * dp}",
+        )
     if total is not None and micro is not None and accum is not None and micro * accum * dp != total:
-        raise InputError(f"contradicts micro_batch {micro} x grad_accum {accum} x dp {dp} = {micro * accum * dp}", file=file, key="global_batch", value=total, hint="leave one of the three out")
+        raise InputError(
+            f"contradicts micro_batch {micro} x grad_accum {accum} x dp {dp} = {micro * accum * dp}",
+            file=file,
+            key="global_batch",
+            value=total,
+            hint="leave one of the three out",
+        )
     if total is not None:
         per_rank = total // dp
         given = micro if micro is not None else accum
         if given is not None and per_rank % given:
             key = "micro_batch" if micro is not None else "grad_accum"
-            raise InputError(f"does not divide the {per_rank} samples of a data rank", file=file, key=key, value=given, hint=f"global_batch {total} over {dp} ranks")
+            raise InputError(
+                f"does not divide the {per_rank} samples of a data rank",
+                file=file,
+                key=key,
+                value=given,
+                hint=f"global_batch {total} over {dp} ranks",
+            )
         if micro is None and accum is not None:
             micro = per_rank // accum
         elif micro is not None:

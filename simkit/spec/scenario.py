@@ -41,19 +41,54 @@ OPTIMIZERS = ("adamw", "adam", "lamb", "sgd", "sgd-momentum", "none")
 _FIELDS = (
     FieldSpec(name="model", kind="str", help="zoo name, path of a Hugging Face config.json, or module:callable"),
     FieldSpec(name="task", kind="choice", choices=("pretrain", "finetune"), help="what the job does"),
-    FieldSpec(name="cluster", kind="str", help="[NODESx]GPUSxDEVICE, joined by +: 50x3080, 8x4x2080ti", group="cluster"),
+    FieldSpec(
+        name="cluster", kind="str", help="[NODESx]GPUSxDEVICE, joined by +: 50x3080, 8x4x2080ti", group="cluster"
+    ),
     _count("gpus_per_node", "GPUs of one node, where the cluster gives one number", high=1e6, group="cluster"),
     FieldSpec(name="intra", kind="str", help="link inside a node, or RATE@LATENCY", group="cluster"),
     FieldSpec(name="inter", kind="str", help="link between nodes, or RATE@LATENCY", group="cluster"),
     _count("nics_per_node", "NICs of the inter link in a node", high=1024, group="cluster"),
-    FieldSpec(name="p2p", kind="bool", help="GPUs of a node copy to each other without passing host memory", group="cluster"),
-    FieldSpec(name="method", kind="str", help="gradient exchange: s-sgd, sign-sgd, topk-sgd, power-sgd, acp-sgd", group="method"),
+    FieldSpec(
+        name="p2p", kind="bool", help="GPUs of a node copy to each other without passing host memory", group="cluster"
+    ),
+    FieldSpec(
+        name="method",
+        kind="str",
+        help="gradient exchange: s-sgd, sign-sgd, topk-sgd, power-sgd, acp-sgd",
+        group="method",
+    ),
     _count("rank", "rank of Power-SGD and ACP-SGD", high=1e6, group="method"),
-    FieldSpec(name="density", kind="float", low=1e-9, high=1.0, help="share of the elements Top-k keeps", group="method"),
-    FieldSpec(name="bucket_mb", kind="float", low=0.0, high=1e9, help="fusion threshold, MiB of uncompressed gradients", group="method"),
-    FieldSpec(name="overlap", kind="choice", choices=("none", "wfbp"), help="exchange during back-propagation or after it", group="method"),
-    FieldSpec(name="fusion", kind="choice", choices=("none", "bucket", "all", "optimal"), help="how gradients are merged into buffers", group="method"),
-    FieldSpec(name="algorithm", kind="str", help="collective algorithm: auto, ring, tree, double-tree, halving-doubling, hierarchical, direct", group="method"),
+    FieldSpec(
+        name="density", kind="float", low=1e-9, high=1.0, help="share of the elements Top-k keeps", group="method"
+    ),
+    FieldSpec(
+        name="bucket_mb",
+        kind="float",
+        low=0.0,
+        high=1e9,
+        help="fusion threshold, MiB of uncompressed gradients",
+        group="method",
+    ),
+    FieldSpec(
+        name="overlap",
+        kind="choice",
+        choices=("none", "wfbp"),
+        help="exchange during back-propagation or after it",
+        group="method",
+    ),
+    FieldSpec(
+        name="fusion",
+        kind="choice",
+        choices=("none", "bucket", "all", "optimal"),
+        help="how gradients are merged into buffers",
+        group="method",
+    ),
+    FieldSpec(
+        name="algorithm",
+        kind="str",
+        help="collective algorithm: auto, ring, tree, double-tree, halving-doubling, hierarchical, direct",
+        group="method",
+    ),
     FieldSpec(name="stack", kind="str", help="software stack", group="method"),
     _count("dp", "data-parallel degree", group="parallel"),
     _count("tp", "tensor-parallel degree", group="parallel"),
@@ -64,15 +99,49 @@ _FIELDS = (
     _count("vpp", "virtual pipeline stages a rank", group="parallel"),
     FieldSpec(name="zero", kind="int", low=0, high=3, help="ZeRO stage; FSDP full shard = 3", group="parallel"),
     _count("shard_group", "ranks over which ZeRO shards (HSDP); default all of dp", group="parallel"),
-    FieldSpec(name="schedule", kind="choice", choices=("1f1b", "gpipe", "interleaved", "zb"), help="pipeline schedule", group="parallel"),
-    FieldSpec(name="offload", kind="choice", choices=("none", "optimizer", "params"), help="what rests in host memory", group="parallel"),
-    FieldSpec(name="precision", kind="choice", choices=PRECISIONS, help="arithmetic of matrix products", group="numerics"),
-    FieldSpec(name="master_dtype", kind="choice", choices=("fp32", "bf16", "fp16"), help="dtype of the master weights", group="numerics"),
-    FieldSpec(name="reduce_dtype", kind="choice", choices=("fp32", "bf16", "fp16"), help="dtype of the gradient exchange", group="numerics"),
+    FieldSpec(
+        name="schedule",
+        kind="choice",
+        choices=("1f1b", "gpipe", "interleaved", "zb"),
+        help="pipeline schedule",
+        group="parallel",
+    ),
+    FieldSpec(
+        name="offload",
+        kind="choice",
+        choices=("none", "optimizer", "params"),
+        help="what rests in host memory",
+        group="parallel",
+    ),
+    FieldSpec(
+        name="precision", kind="choice", choices=PRECISIONS, help="arithmetic of matrix products", group="numerics"
+    ),
+    FieldSpec(
+        name="master_dtype",
+        kind="choice",
+        choices=("fp32", "bf16", "fp16"),
+        help="dtype of the master weights",
+        group="numerics",
+    ),
+    FieldSpec(
+        name="reduce_dtype",
+        kind="choice",
+        choices=("fp32", "bf16", "fp16"),
+        help="dtype of the gradient exchange",
+        group="numerics",
+    ),
     FieldSpec(name="attention", kind="choice", choices=("math", "flash"), help="attention kernel", group="numerics"),
-    FieldSpec(name="recompute", kind="choice", choices=("none", "selective", "full"), help="activation recomputation", group="numerics"),
+    FieldSpec(
+        name="recompute",
+        kind="choice",
+        choices=("none", "selective", "full"),
+        help="activation recomputation",
+        group="numerics",
+    ),
     FieldSpec(name="compile", kind="bool", help="point-wise operators are fused by a compiler", group="numerics"),
-    FieldSpec(name="fp16_accumulate", kind="bool", help="use the fp16-accumulate peak of consumer cards", group="numerics"),
+    FieldSpec(
+        name="fp16_accumulate", kind="bool", help="use the fp16-accumulate peak of consumer cards", group="numerics"
+    ),
     _count("micro_batch", "samples per data rank and micro-batch", group="batch"),
     _count("global_batch", "samples per step, whole job", group="batch"),
     _count("grad_accum", "micro-batches per step", group="batch"),
@@ -84,8 +153,15 @@ _FIELDS = (
     FieldSpec(name="samples", kind="float", low=0.0, help="total samples to train on", group="cost"),
     FieldSpec(name="epochs", kind="float", low=0.0, help="epochs over dataset_samples", group="cost"),
     FieldSpec(name="dataset_samples", kind="float", low=1.0, help="samples of one epoch", group="cost"),
-    FieldSpec(name="memory_reserve_gib", kind="float", low=0.0, high=1e6, help="device memory kept free, GiB", group="cost"),
-    FieldSpec(name="calibration", kind="bool", help="use the fitted tables of the profiles (false: datasheet and priors)", group="cost"),
+    FieldSpec(
+        name="memory_reserve_gib", kind="float", low=0.0, high=1e6, help="device memory kept free, GiB", group="cost"
+    ),
+    FieldSpec(
+        name="calibration",
+        kind="bool",
+        help="use the fitted tables of the profiles (false: datasheet and priors)",
+        group="cost",
+    ),
     _count("seed", "seed of everything random", low=0, high=2**63, group="cost"),
 )
 FIELDS: Mapping[str, FieldSpec] = {f.name: f for f in _FIELDS}
@@ -132,7 +208,9 @@ def _number(spec: FieldSpec, value: Any, file: str) -> float | int:
     if not math.isfinite(number):
         raise InputError("is not finite", file=file, key=spec.name, value=value, hint="write a finite number")
     if spec.kind == "int" and number != int(number):
-        raise InputError("is not a whole number", file=file, key=spec.name, value=value, hint=f"for example {math.ceil(number)}")
+        raise InputError(
+            "is not a whole number", file=file, key=spec.name, value=value, hint=f"for example {math.ceil(number)}"
+        )
     if spec.low is not None and number < spec.low:
         raise InputError("is too small", file=file, key=spec.name, value=value, hint=f"at least {spec.low:g}")
     if spec.high is not None and number > spec.high:
@@ -150,7 +228,9 @@ class Scenario:
     file: str = ""
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any], *, file: str = "", profiles: tuple[str, ...] = (), models: tuple[str, ...] = ()) -> Scenario:
+    def of(
+        cls, fields: Mapping[str, Any], *, file: str = "", profiles: tuple[str, ...] = (), models: tuple[str, ...] = ()
+    ) -> Scenario:
         """A Scenario from a mapping; None and the empty string mean absent. Raises InputError on any bad entry."""
         values = {}
         for name, value in fields.items():

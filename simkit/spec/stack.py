@@ -16,7 +16,23 @@ from simkit.spec.scenario import FIELDS, OPTIMIZERS
 
 FOLDER = Path(__file__).parent / "stacks"
 DEFAULT = "pytorch"
-_KEYS = frozenset({"title", "inherits", "overlap", "fusion", "bucket_mb", "mlm_positions", "optimizer_bytes", "optimizer_kernels", "compiled", "fused", "reduce_dtype", "autocast", "sources"})
+_KEYS = frozenset(
+    {
+        "title",
+        "inherits",
+        "overlap",
+        "fusion",
+        "bucket_mb",
+        "mlm_positions",
+        "optimizer_bytes",
+        "optimizer_kernels",
+        "compiled",
+        "fused",
+        "reduce_dtype",
+        "autocast",
+        "sources",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -111,7 +127,10 @@ def _merged(name: str, profiles: tuple[str, ...], *, depth: int) -> tuple[dict[s
     if depth > 8:
         raise InputError("inherits from itself", file=file, key="inherits", value=parent)
     base, _ = _merged(parent, profiles, depth=depth + 1)
-    return {"stack": base["stack"] | table, "calibration": base.get("calibration", {}) | read.get("calibration", {})}, str(path)
+    return {
+        "stack": base["stack"] | table,
+        "calibration": base.get("calibration", {}) | read.get("calibration", {}),
+    }, str(path)
 
 
 def _check(table: dict[str, Any], file: str) -> None:

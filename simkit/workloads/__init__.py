@@ -18,8 +18,8 @@ class Numerics:
     """What a workload must know of the numerics. element_bytes: of activations and of the operands of a product;
     cast_bytes: bytes moved per parameter and pass because master weights have another dtype (0 = none); attention:
     ``math`` or ``flash``; compiled: point-wise chains run as one kernel; head_share: share of the positions a masked-LM
-    head is computed for; windowed: sequences are longer than the sliding window of a network that has one; fused: point-wise operators that run
-    inside a neighbour's kernel and move nothing of their own."""
+    head is computed for; windowed: sequences are longer than the sliding window of a network that has one; fused:
+    point-wise operators that run inside a neighbour's kernel and move nothing of their own."""
 
     element_bytes: float = 4.0
     cast_bytes: float = 0.0

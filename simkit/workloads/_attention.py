@@ -22,7 +22,9 @@ def core(writer: Writer, module: str, *, causal: bool, window: int | None) -> li
     copies = BS * (q_width + k_width + v_width)
     nodes: list[Node] = []
     if spec.positional == "rope":
-        nodes.append(writer.pointwise("rotary", module, BS * (q_width + k_width), 6.0, 6.0, kernels=6.0, divides="bytes"))
+        nodes.append(
+            writer.pointwise("rotary", module, BS * (q_width + k_width), 6.0, 6.0, kernels=6.0, divides="bytes")
+        )
     if writer.numerics.attention == "flash":
         return [*nodes, _flash(writer, module, e * copies, e * (BS * out_width), causal=causal, window=window)]
     return [
@@ -33,9 +35,7 @@ def core(writer: Writer, module: str, *, causal: bool, window: int | None) -> li
     ]
 
 
-def _flash(
-    writer: Writer, module: str, operands: Array, result: Array, *, causal: bool, window: int | None
-) -> Node:
+def _flash(writer: Writer, module: str, operands: Array, result: Array, *, causal: bool, window: int | None) -> Node:
     """Keeps q, k, v and one fp32 log-sum-exp a row; the result is kept as the input of the next projection."""
     spec = writer.spec
     m, n, width = S, S, float(spec.head_dim + spec.value_dim)
@@ -48,8 +48,17 @@ def _flash(
 
     def kernel(name: str, factor: float, nbytes: Array, saved: Array = ZERO) -> Op:
         return matmul(
-            name, module, kind=ATTENTION, batch=B * spec.heads, m=m, n=n, k=ONE * (width * factor),
-            flops=pairs * (2.0 * spec.heads * width * factor), nbytes=nbytes, saved=saved, divides="batch",
+            name,
+            module,
+            kind=ATTENTION,
+            batch=B * spec.heads,
+            m=m,
+            n=n,
+            k=ONE * (width * factor),
+            flops=pairs * (2.0 * spec.heads * width * factor),
+            nbytes=nbytes,
+            saved=saved,
+            divides="batch",
         )
 
     moved = operands + result
@@ -65,7 +74,9 @@ def _math(writer: Writer, module: str) -> list[Node]:
         """scores = q k^T (n = s) or context = p v (inner dimension s)."""
         m, n, k = (S, ONE * depth, S) if inner else (S, S, ONE * depth)
         nbytes = e * (scores + BS * ((spec.heads + spec.kv_heads) * depth))
-        return matmul(name, module, batch=copies, m=m, n=n, k=k, flops=scores * (2.0 * depth), nbytes=nbytes, divides="batch")
+        return matmul(
+            name, module, batch=copies, m=m, n=n, k=k, flops=scores * (2.0 * depth), nbytes=nbytes, divides="batch"
+        )
 
     d, v = spec.head_dim, spec.value_dim
     nodes = [
@@ -75,8 +86,10 @@ def _math(writer: Writer, module: str) -> list[Node]:
         writer.pointwise("softmax", module, scores, 2.0, 3.0, saved=scores * e, divides="bytes"),
     ]
     if writer.dropout:
-        nodes.append(writer.pointwise(
-            "score_dropout", module, scores, 2.0, 2.0, extra=1.0, saved=scores * (e + 1.0), divides="bytes"
-        ))
+        nodes.append(
+            writer.pointwise(
+                "score_dropout", module, scores, 2.0, 2.0, extra=1.0, saved=scores * (e + 1.0), divides="bytes"
+            )
+        )
     context = Node((product("pv", v, inner=True),), (product("pv.dp", v, inner=False), product("pv.dv", v, inner=True)))
     return [*nodes, context]

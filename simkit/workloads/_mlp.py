@@ -46,5 +46,7 @@ def _activated(writer: Writer, module: str, group: Group, width: float, kept: fr
     e = writer.e
     between = [writer.pointwise("activation", module, BS * width, 2.0, 3.0, saved=BS * (width * e), divides="bytes")]
     if writer.spec.gated_mlp:
-        between.append(writer.pointwise("gate", module, BS * width, 3.0, 5.0, saved=BS * (2.0 * width * e), divides="bytes"))
+        between.append(
+            writer.pointwise("gate", module, BS * width, 3.0, 5.0, saved=BS * (2.0 * width * e), divides="bytes")
+        )
     return [*ups, *between, *writer.linears(down, divides="k")]

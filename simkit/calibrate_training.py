@@ -1,0 +1,116 @@
+"""The declared exceptions of LLM training: constants that only end-to-end rows tell, at most three a stack.
+
+Per software stack: ``elementwise`` (bytes an eager framework moves per byte counted), ``host_kernel_s`` (time in
+which its
+host launches an operator) and ``step_s`` (what it adds to a step and nothing hides). Per device one ``sustained``
+factor: the
+clock under load over that of the short runs of operator tables. Per link without an operator table its latency and
+rate.
+`PROBLEMS` lists which constants are fitted together on which tables; each is one per stack, device or link, never per
+model, row or table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from simkit.calibrate_runs import Fits, Run, fitted, merged, solve
+from simkit.spec.hardware import Fit
+
+START = {"elementwise": 1.2, "host_kernel_s": 8e-6, "step_s": 5e-3}
+SUSTAINED = 0.92
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Constants fitted together. stacks: {name: constants}; devices: groups of profiles that share one sustained factor
+    (chips that differ in memory only); links: {name: datasheet-like start (latency s, byte/s)}."""
+
+    tables: tuple[str, ...]
+    stacks: Mapping[str, tuple[str, ...]]
+    devices: tuple[tuple[str, ...], ...] = ()
+    links: Mapping[str, tuple[float, float]] = ()  # type: ignore[assignment]
+
+    def start(self) -> list[float]:
+        """The starting point, in the order in which `fits` reads its constants."""
+        values = [START[c] for constants in self.stacks.values() for c in constants]
+        values += [SUSTAINED for _ in self.devices]
+        return values + [v for pair in dict(self.links).values() for v in pair]
+
+    def fits(self, p: Sequence[float]) -> Fits:
+        """Trial constants as Fits."""
+        left = iter(p)
+        out: Fits = {"stacks": {}, "devices": {}, "links": {}}
+        for name, constants in self.stacks.items():
+            values = {c: next(left) for c in constants}
+            out["stacks"][name] = {"eager": Fit(name="eager", values=values, evidence="end-to-end")}
+        for names in self.devices:
+            factor = next(left)
+            for name in names:
+                note = "clock under load over that of the operator tables"
+                out["devices"][name] = {
+                    "sustained": Fit(name="sustained", values={"factor": factor}, evidence="end-to-end", note=note)
+                }
+        for name in dict(self.links):
+            values = {"alpha_s": next(left), "c": 0.0, "Bps": next(left)}
+            out["links"][name] = {
+                "all_reduce": Fit(
+                    name="all_reduce", values=values, evidence="end-to-end", note="no operator table of this link"
+                )
+            }
+        return out
+
+    def rows(self, found: Sequence[Run]) -> list[Run]:
+        """The runs of its tables on its stacks."""
+        return [r for r in found if r.table in self.tables and r.resolved.stack.name in self.stacks]
+
+
+_ALL = ("elementwise", "host_kernel_s", "step_s")
+PROBLEMS = (
+    Problem(
+        tables=("pretrain_vtrain", "pretrain_bigscience", "pretrain_megatron_papers", "pretrain_megatron_ci"),
+        stacks={"megatron-deepspeed": _ALL, "megatron": _ALL},
+        devices=(("a100-sxm4-80gb", "a100-sxm4-40gb"), ("v100-sxm3-32gb",)),
+        links={"omnipath-100": (10e-6, 6e9)},
+    ),
+    Problem(
+        tables=("pretrain_llm_foundry", "pretrain_llm_foundry_old"),
+        stacks={"composer": _ALL},
+        devices=(("h100-sxm5-80gb",),),
+    ),
+    Problem(tables=("pretrain_internevo",), stacks={"internevo": _ALL}),
+    Problem(tables=("pretrain_flagperf",), stacks={"paddle": _ALL}),
+    Problem(
+        tables=("pretrain_hf_two_cards",),
+        stacks={"hf-trainer": _ALL},
+        devices=(("rtx3090",), ("titan-rtx",)),
+    ),
+    Problem(
+        tables=("pretrain_llmq_consumer",),
+        stacks={"llmq": _ALL},
+        devices=(("rtx4090",), ("rtx-pro-6000-blackwell",)),
+    ),
+)
+
+
+def fit_training(found: Sequence[Run], before: Fits) -> Fits:
+    """The constants of every problem in turn, each with those before it held fixed."""
+    fits = before
+    out: Fits = {"stacks": {}, "devices": {}, "links": {}}
+    for problem in PROBLEMS:
+        rows = problem.rows(found)
+        if not rows:
+            continue
+
+        def trial(p: Sequence[float], problem: Problem = problem, fits: Fits = fits) -> Fits:
+            return merged(fits, problem.fits(p))
+
+        best = problem.fits(solve(rows, trial, problem.start()))
+        fits = merged(fits, best)
+        for kind, named in best.items():
+            for name, tables in named.items():
+                for key, fit in tables.items():
+                    on = [r for r in rows if kind == "stacks" and r.resolved.stack.name == name] or rows
+                    out[kind].setdefault(name, {})[key] = fitted(key, dict(fit.values), on, fits, fit.note)
+    return out
