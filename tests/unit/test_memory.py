@@ -85,7 +85,7 @@ def test_full_recomputation_keeps_two_bytes_an_element_and_layer() -> None:
 
 
 def test_gated_mlp_by_hand() -> None:
-    """Llama in 16 bits with flash, a token: RMSNorm 2·(2 + 4)·h; q, k, v 3·2·h, their input 2·h, the context 2·h and 4·a;
+    """Llama, 16 bits, flash, per token: RMSNorm 2·(2 + 4)·h; q, k, v 3·2·h, their input 2·h, the context 2·h and 4·a;
     the MLP's input 2·h once for gate and up; SiLU input 2·f, two factors 4·f, product 2·f."""
     h, f, a, s = 4096, 11008, 32, 512
     expected = s * (12 * h + 6 * h + 2 * h + 2 * h + 4 * a + 2 * h + 8 * f)
