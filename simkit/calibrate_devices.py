@@ -1,8 +1,8 @@
-"""Fits devices from operator tables: ceilings of matrix products, the streaming rate, the time of a launch; then the priors
+"""Fits devices from operator tables: ceilings of matrix products, the streaming rate, the time of a launch; then priors
 for devices that nobody measured.
 
-Rows: op ``gemm`` (dense, or no op column) with m, n, k, and op ``memory`` with bytes. The shape constants of the law (tiles,
-`TAIL`, `OPERAND`) are the same for every device; per device and dtype two constants are fitted, ``ceiling`` and
+Rows: op ``gemm`` (dense, or no op column) with m, n, k, and op ``memory`` with bytes. The shape constants of the law
+(tiles, `TAIL`, `OPERAND`) are the same for every device; per device and dtype two constants are fitted, ``ceiling`` and
 ``depth``, by least absolute log error, and per device one ``fraction`` of the datasheet bandwidth and one launch time.
 """
 
@@ -77,7 +77,13 @@ def fit_devices(tables: Mapping[str, Sequence[Row]], devices: Mapping[str, Devic
         fraction = memory["fraction"] if memory is not None else DEFAULT_FRACTION
         fits[name][f"gemm.{dtype}"], floor_s = fit_products(data, device, dtype, fraction)
         if data.replayed and dtype in ("bf16", "fp16"):
-            fits[name]["kernel"] = Fit(name="kernel", values={"seconds": floor_s}, dataset=data.tables, rows=data.size, note="floor of graph-replayed products")
+            fits[name]["kernel"] = Fit(
+                name="kernel",
+                values={"seconds": floor_s},
+                dataset=data.tables,
+                rows=data.size,
+                note="floor of graph-replayed products",
+            )
     return {name: found for name, found in fits.items() if found}
 
 
@@ -86,12 +92,20 @@ def fit_products(data: Products, device: Device, dtype: str, fraction: float) ->
     from scipy.optimize import minimize
 
     element = DTYPE_BYTES[dtype]
-    stream_s = data.batch * (data.m * data.k + data.k * data.n + data.m * data.n) * element / (device.memory_Bps * fraction)
+    stream_s = (
+        data.batch * (data.m * data.k + data.k * data.n + data.m * data.n) * element / (device.memory_Bps * fraction)
+    )
 
     def predicted(logs: Array) -> Array:
         ceiling, depth, floor_s = np.exp(logs)
-        law = Law(peak_flops=device.peak_flops[dtype], ceiling=ceiling, depth=depth, sm_count=float(device.sm_count or 1), memory_Bps=device.memory_Bps * fraction)
-        return np.maximum(matmul_seconds(data.batch, data.m, data.n, data.k, law), stream_s) + floor_s
+        law = Law(
+            peak_flops=device.peak_flops[dtype],
+            ceiling=ceiling,
+            depth=depth,
+            sm_count=float(device.sm_count or 1),
+            memory_Bps=device.memory_Bps * fraction,
+        )
+        return np.asarray(np.maximum(matmul_seconds(data.batch, data.m, data.n, data.k, law), stream_s) + floor_s)
 
     def loss(logs: Array) -> float:
         if not -3.0 < logs[0] < 0.8 or not 0.0 < logs[1] < 7.0 or not -16.0 < logs[2] < -9.0:
@@ -99,7 +113,13 @@ def fit_products(data: Products, device: Device, dtype: str, fraction: float) ->
         return float(np.mean(np.abs(np.log(predicted(logs) / data.seconds))))
 
     starts = [np.log([c, 60.0, 4e-6]) for c in (0.5, 0.8, 1.1)]
-    best = min((minimize(loss, s, method="Nelder-Mead", options={"xatol": 1e-6, "fatol": 1e-9, "maxiter": 2000}) for s in starts), key=lambda r: float(r.fun))
+    best = min(
+        (
+            minimize(loss, s, method="Nelder-Mead", options={"xatol": 1e-6, "fatol": 1e-9, "maxiter": 2000})
+            for s in starts
+        ),
+        key=lambda r: float(r.fun),
+    )
     ceiling, depth, floor_s = np.exp(best.x)
     residual = np.abs(predicted(best.x) / data.seconds - 1.0)
     fit = Fit(
@@ -152,26 +172,46 @@ def fit_priors(fits: Mapping[str, Mapping[str, Fit]], devices: Mapping[str, Devi
             if kind == "gemm" and dtype in ("fp32", "fp16", "bf16") and fit.evidence == "fitted":
                 for pool in pools(devices[name], dtype):
                     ceilings.setdefault(pool, []).append((devices[name], dtype, fit))
-    caps = {a: max((f["ceiling"] for _, _, f in ceilings.get(f"gemm.{a}", [])), default=1.0) for a in ("fp32", "tensor")}
+    caps = {
+        a: max((f["ceiling"] for _, _, f in ceilings.get(f"gemm.{a}", [])), default=1.0) for a in ("fp32", "tensor")
+    }
     for pool, members in sorted(ceilings.items()):
         out[pool] = _pooled(pool, members, caps[pool.split(".")[1]])
     fractions = [f["memory"]["fraction"] for f in fits.values() if "memory" in f]
     launches = [f["kernel"]["seconds"] for f in fits.values() if "kernel" in f]
-    out["memory"] = Fit(name="memory", values={"fraction": median(fractions) if fractions else DEFAULT_FRACTION}, rows=len(fractions), note="median over measured devices")
-    out["kernel"] = Fit(name="kernel", values={"seconds": median(launches) if launches else DEFAULT_KERNEL_S}, rows=len(launches), note="median over measured devices")
+    out["memory"] = Fit(
+        name="memory",
+        values={"fraction": median(fractions) if fractions else DEFAULT_FRACTION},
+        rows=len(fractions),
+        note="median over measured devices",
+    )
+    out["kernel"] = Fit(
+        name="kernel",
+        values={"seconds": median(launches) if launches else DEFAULT_KERNEL_S},
+        rows=len(launches),
+        note="median over measured devices",
+    )
     return out
 
 
 def _pooled(pool: str, listed: Sequence[tuple[Device, str, Fit]], cap: float) -> Fit:
     """The median ceiling at the median power per TFLOP/s, never above the highest ceiling of any device; over all
     devices, whose silicon differs too much for one power law, the median alone."""
-    values = {"ceiling": median(fit["ceiling"] for _, _, fit in listed), "depth": median(fit["depth"] for _, _, fit in listed)}
+    values = {
+        "ceiling": median(fit["ceiling"] for _, _, fit in listed),
+        "depth": median(fit["depth"] for _, _, fit in listed),
+    }
     powered = [(d.power_w / (d.peak_flops[dtype] / 1e12), fit["ceiling"]) for d, dtype, fit in listed if d.power_w]
     if pool.count(".") > 1 and powered:
         reference = median(u for u, _ in powered)
         # Every member is brought to the same power per TFLOP/s first, so that one law passes through all.
         at_reference = median(c * (reference / u) ** POWER_EXPONENT for u, c in powered)
-        values |= {"ceiling": min(at_reference, cap), "watt_per_tflops": reference, "exponent": POWER_EXPONENT, "cap": cap}
+        values |= {
+            "ceiling": min(at_reference, cap),
+            "watt_per_tflops": reference,
+            "exponent": POWER_EXPONENT,
+            "cap": cap,
+        }
     names = sorted({d.name for d, _, _ in listed})
     tables = tuple(sorted({t for _, _, f in listed for t in f.dataset}))
     return Fit(name=pool, values=values, rows=len(listed), note=f"pooled over {', '.join(names)}", dataset=tables)
@@ -185,4 +225,8 @@ def known(tables: Mapping[str, Sequence[Row]]) -> list[str]:
 def check(tables: Mapping[str, Sequence[Row]]) -> None:
     """Raises InputError when no table holds an operator row."""
     if not any(rows for rows in tables.values()):
-        raise InputError("holds no operator table", key="data", hint="give a folder with kernel_*.csv, gemm_*.csv or collective_*.csv")
+        raise InputError(
+            "holds no operator table",
+            key="data",
+            hint="give a folder with kernel_*.csv, gemm_*.csv or collective_*.csv",
+        )

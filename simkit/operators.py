@@ -17,12 +17,16 @@ from simkit.spec.hardware import Cluster
 from simkit.spec.plan import DTYPE_BYTES
 from simkit.spec.stack import DEFAULT, stack
 
-COLLECTIVES = frozenset({"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "send_recv"})
+COLLECTIVES = frozenset(
+    {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "send_recv"}
+)
 INTERVAL = {"collective": (0.7, 1.45), "gemm": (0.8, 1.3), "memory": (0.75, 1.3)}
 """Factors of a 90 % interval per kind of operator, from the residuals that `simkit calibrate` prints."""
 
 
-def predict_operator(row: Mapping[str, str], *, profiles: tuple[str, ...] = (), calibration: bool = True) -> tuple[float, float, float]:
+def predict_operator(
+    row: Mapping[str, str], *, profiles: tuple[str, ...] = (), calibration: bool = True
+) -> tuple[float, float, float]:
     """(predicted, low, high) of a row with an `op`. Raises RefusedError for an operator that is not modelled."""
     op = row["op"]
     if op in COLLECTIVES:
@@ -47,8 +51,12 @@ def _cluster(row: Mapping[str, str], profiles: tuple[str, ...], calibration: boo
 
 
 @lru_cache(maxsize=256)
-def _parsed(text: str, intra: str | None, inter: str | None, nics: int | None, profiles: tuple[str, ...], calibration: bool) -> Cluster:
-    return parse_cluster(text, intra=intra, inter=inter, nics_per_node=nics, profiles=profiles, calibration=calibration)[0]
+def _parsed(
+    text: str, intra: str | None, inter: str | None, nics: int | None, profiles: tuple[str, ...], calibration: bool
+) -> Cluster:
+    return parse_cluster(
+        text, intra=intra, inter=inter, nics_per_node=nics, profiles=profiles, calibration=calibration
+    )[0]
 
 
 def _whole(row: Mapping[str, str], key: str, default: int | None = None) -> int:
@@ -76,13 +84,24 @@ def _compute(row: Mapping[str, str], profiles: tuple[str, ...], calibration: boo
     dtype = row.get("dtype", "") or "fp32"
     if dtype not in DTYPE_BYTES or dtype in ("int4", "nf4"):
         raise RefusedError(f"dtype = {dtype} is not modelled yet")
-    law = pricing(load.device(row.get("device", ""), profiles=profiles, calibration=calibration), dtype, stack(DEFAULT), calibration=calibration).law
+    law = pricing(
+        load.device(row.get("device", ""), profiles=profiles, calibration=calibration),
+        dtype,
+        stack(DEFAULT),
+        calibration=calibration,
+    ).law
     batch, m, n, k = (_number(row, c, 1.0 if c == "batch" else 0.0) for c in ("batch", "m", "n", "k"))
     product = row["op"] == "gemm"
-    nbytes = batch * (m * k + k * n + m * n) * DTYPE_BYTES[dtype] if product else _number(row, "bytes") / law.elementwise
+    nbytes = (
+        batch * (m * k + k * n + m * n) * DTYPE_BYTES[dtype] if product else _number(row, "bytes") / law.elementwise
+    )
     columns = Columns(
         kind=np.array([roofline.GEMM if product else roofline.MEMORY], dtype=np.int8),
-        batch=np.array([batch if product else 0.0]), m=np.array([m]), n=np.array([n]), k=np.array([k]),
-        nbytes=np.array([nbytes]), kernels=np.array([1.0]),
+        batch=np.array([batch if product else 0.0]),
+        m=np.array([m]),
+        n=np.array([n]),
+        k=np.array([k]),
+        nbytes=np.array([nbytes]),
+        kernels=np.array([1.0]),
     )
     return float(roofline.seconds(columns, law)[0][0])

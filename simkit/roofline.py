@@ -53,13 +53,27 @@ def concat(parts: list[Columns]) -> Columns:
     """The rows of `parts`, one after the other."""
     return Columns(
         kind=np.concatenate([p.kind for p in parts], axis=-1),
-        **{c: np.concatenate([getattr(p, c) for p in parts], axis=-1) for c in ("batch", "m", "n", "k", "nbytes", "kernels")},
+        **{
+            c: np.concatenate([getattr(p, c) for p in parts], axis=-1)
+            for c in ("batch", "m", "n", "k", "nbytes", "kernels")
+        },
     )
 
 
 # -- the law of matrix products ----------------------------------------------------------------------------------------
 
-TILES: Array = np.array([(256.0, 128.0), (128.0, 256.0), (128.0, 128.0), (128.0, 64.0), (64.0, 128.0), (64.0, 64.0), (32.0, 64.0), (16.0, 64.0)])
+TILES: Array = np.array(
+    [
+        (256.0, 128.0),
+        (128.0, 256.0),
+        (128.0, 128.0),
+        (128.0, 64.0),
+        (64.0, 128.0),
+        (64.0, 64.0),
+        (32.0, 64.0),
+        (16.0, 64.0),
+    ]
+)
 """Output tiles a GEMM library chooses from (rows x columns of out)."""
 SPLITS: Array = np.array([1.0, 2.0, 4.0, 8.0])
 """Ways of cutting the inner dimension (split-k)."""
@@ -74,9 +88,9 @@ OPERAND = 0.5 * 32.0
 class Law:
     """The constants of one device, dtype and software stack, ready for the formulas.
 
-    peak_flops: dense peak of the dtype; ceiling: fraction of it that an endless product with an ideal tile reaches; depth: k0, the inner
-    length whose cost equals the start-up of a tile; sm_count: processors that share the tiles; memory_Bps: streaming rate
-    (peak times the fitted fraction); conv: time of a convolution relative to the product of the same shape;
+    peak_flops: dense peak of the dtype; ceiling: fraction of it that an endless product with an ideal tile reaches;
+    depth: k0, the inner length whose cost equals the start-up of a tile; sm_count: processors that share the tiles;
+    memory_Bps: streaming rate (peak times the fitted fraction); conv: time of a convolution relative to the product of the same shape;
     elementwise: bytes an eager framework really moves per byte counted; kernel_s: device time per launch.
     evidence: {constant: datasheet | fitted | end-to-end | assumed}.
     """
@@ -101,8 +115,8 @@ def matmul_seconds(batch: Array, m: Array, n: Array, k: Array, law: Law) -> Arra
         w' · SM · 2·tm·tn·(k/q + k0) / (peak · ceiling · e_tile),    w = batch·ceil(m/tm)·ceil(n/tn)·q / SM,
         w' = w + TAIL·(ceil(w) - w),    e_tile = 1 / (1 + OPERAND·(tm+tn)/(tm·tn)),
 
-    plus, for q > 1, the partial sums' way through memory. Shapes: all (..., rows). Tile and wave quantisation after NVIDIA's
-    "Matrix Multiplication Background User's Guide"; the k0 ramp and the operand term are ours.
+    plus, for q > 1, the partial sums' way through memory. Shapes: all (..., rows). Tile and wave quantisation after
+    NVIDIA's "Matrix Multiplication Background User's Guide"; the k0 ramp and the operand term are ours.
     """
     shape = (len(TILES), len(SPLITS)) + (1,) * m.ndim
     tm, tn = (TILES[:, i].reshape((-1, 1) + (1,) * m.ndim) for i in (0, 1))
@@ -119,7 +133,7 @@ def matmul_seconds(batch: Array, m: Array, n: Array, k: Array, law: Law) -> Arra
 def seconds(columns: Columns, law: Law) -> tuple[Array, NDArray[np.bool_]]:
     """Seconds of each operator, and whether arithmetic (rather than memory) bounds it.
 
-    t = max(t_math, bytes/memory_Bps) + kernels·kernel_s; t_math from `matmul_seconds`, for a convolution times `law.conv`;
+    t = max(t_math, bytes/memory_Bps) + kernels·kernel_s; t_math from `matmul_seconds`, of a convolution `law.conv` times;
     fused attention at the ceiling of a product of its depth; streaming rows move `law.elementwise` times their bytes.
     A thin QR is a chain of dependent small kernels: its `kernels` say how many.
     """
@@ -127,7 +141,10 @@ def seconds(columns: Columns, law: Law) -> tuple[Array, NDArray[np.bool_]]:
     products = np.flatnonzero((kind == GEMM) | (kind == CONV) | (kind == ATTENTION))
     math_s = np.zeros(np.broadcast_shapes(columns.m.shape, columns.nbytes.shape))
     if products.size:
-        batch, m, n, k = (np.maximum(c[..., products], tiny) for c, tiny in ((columns.batch, 0.0), (columns.m, 0.0), (columns.n, 0.0), (columns.k, 0.0)))
+        batch, m, n, k = (
+            np.maximum(c[..., products], tiny)
+            for c, tiny in ((columns.batch, 0.0), (columns.m, 0.0), (columns.n, 0.0), (columns.k, 0.0))
+        )
         t = matmul_seconds(batch, m, n, k, law)
         math_s[..., products] = t * np.where(kind[products] == CONV, law.conv, 1.0)
     memory_s = columns.nbytes * np.where(kind == MEMORY, law.elementwise, 1.0) / (law.memory_Bps * law.sustained)
