@@ -90,8 +90,8 @@ class Law:
 
     peak_flops: dense peak of the dtype; ceiling: fraction of it that an endless product with an ideal tile reaches;
     depth: k0, the inner length whose cost equals the start-up of a tile; sm_count: processors that share the tiles;
-    memory_Bps: streaming rate (peak times the fitted fraction); conv: time of a convolution relative to the product of the same shape;
-    elementwise: bytes an eager framework really moves per byte counted; kernel_s: device time per launch.
+    memory_Bps: streaming rate (peak times the fitted fraction); conv: time of a convolution over that of the product of
+    the same shape; elementwise: bytes an eager framework really moves per byte counted; kernel_s: device time a launch.
     evidence: {constant: datasheet | fitted | end-to-end | assumed}.
     """
 
@@ -133,7 +133,7 @@ def matmul_seconds(batch: Array, m: Array, n: Array, k: Array, law: Law) -> Arra
 def seconds(columns: Columns, law: Law) -> tuple[Array, NDArray[np.bool_]]:
     """Seconds of each operator, and whether arithmetic (rather than memory) bounds it.
 
-    t = max(t_math, bytes/memory_Bps) + kernels·kernel_s; t_math from `matmul_seconds`, of a convolution `law.conv` times;
+    t = max(t_math, bytes/memory_Bps) + kernels·kernel_s; t_math from `matmul_seconds`, for convolutions x `law.conv`;
     fused attention at the ceiling of a product of its depth; streaming rows move `law.elementwise` times their bytes.
     A thin QR is a chain of dependent small kernels: its `kernels` say how many.
     """
