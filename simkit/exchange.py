@@ -185,6 +185,11 @@ def _summed(program: Program, tensors: _Tensors, group: Ints) -> _Buckets:
     )
 
 
+def message_seconds(cost: Cost, sent_bytes: Array, share: float, message_s: float) -> Array:
+    """Seconds of the collectives that carry these bytes of every buffer; no bytes is no message."""
+    return np.where(sent_bytes > 0, cost(sent_bytes * share) + message_s, 0.0)
+
+
 @lru_cache(maxsize=512)
 def _messages(
     buckets: _Buckets,
@@ -200,11 +205,18 @@ def _messages(
     seconds, latency_s = [], 0.0
     for op, share, sent in zip(tensors.module.OP, tensors.shares, buckets.sent, strict=True):
         cost = scaled_cost(collective_cost(op, cluster, algorithm), scales)
-        used = sent > 0
-        seconds.append(np.where(used, cost(sent * share) + message_s, 0.0))
-        latency_s += np.count_nonzero(used) * (float(cost(0.0)) + message_s)
+        seconds.append(message_seconds(cost, sent, share, message_s))
+        latency_s += np.count_nonzero(sent > 0) * (float(cost(0.0)) + message_s)
     table = np.array(seconds).reshape(len(seconds), len(buckets.ready))
     return table, latency_s, float(table.sum())
+
+
+def buffers(program: Program, model: Model, *, plan: Plan, law: Law) -> list[tuple[_Tensors, _Buckets]]:
+    """What every variant of the plan's compressor exchanges, under a rule that looks at sizes alone."""
+    module, method = plugins.get("simkit.compressors", plan.method), Method.of(plan)
+    rule = module.BUCKETS if plan.fusion == "bucket" else plan.fusion
+    found = [_tensors(program, model, method, variant, law) for variant in range(module.variants(plan))]
+    return [(tensors, _static_buckets(program, tensors, rule)) for tensors in found]
 
 
 def exchange(
@@ -226,7 +238,7 @@ def exchange(
     law: that of fp32 arithmetic, in which gradients are compressed. message_s: what the stack adds per buffer;
     host_kernel_s: what the host takes to launch a kernel (`hosted`).
     """
-    base = _alone(program, plan, compute, optimizer_s, host_s, host_kernel_s)
+    base = alone(program, plan, compute, optimizer_s, host_s, host_kernel_s)
     if plan.dp <= 1:
         return Exchange(steps=(base,), wire_bytes=0.0, buckets=0.0, latency_s=0.0, comm_s=0.0, collectives=())
     method = Method.of(plan)
@@ -259,19 +271,23 @@ def exchange(
     )
 
 
-def _alone(
+def alone(
     program: Program, plan: Plan, compute: Compute, optimizer_s: float, host_s: float, host_kernel_s: float
 ) -> Step:
     """The step of a rank that exchanges nothing; forward and backward wait for their launches where the host is
-    slower."""
+    slower. Leading axes of `compute` (points of a sweep) are kept."""
     device_f, device_b = compute.forward_total_s, compute.backward_total_s
     forward_s = hosted(device_f, program.forward.launches * host_kernel_s)
-    backward_s = compute.backward_s[program.backward.order]
-    if device_b > 0.0:
+    backward_s = compute.backward_s[..., program.backward.order]
+    if isinstance(device_b, np.ndarray):
+        launched_s = hosted(device_b, program.backward.launches * host_kernel_s)
+        backward_s = backward_s * np.divide(launched_s, device_b, out=np.ones_like(device_b), where=device_b > 0.0)[..., None]
+    elif device_b > 0.0:
         backward_s = backward_s * (hosted(device_b, program.backward.launches * host_kernel_s) / device_b)
     if plan.recompute != "none":
         # A block is replayed right before its own backward pass.
-        backward_s[program.blocks.starts] += program.replayed(plan.recompute) @ compute.forward_s
+        backward_s[..., program.blocks.starts] += compute.forward_s @ program.replayed(plan.recompute).T
+    total_s = backward_s.sum(axis=-1) if backward_s.ndim > 1 else float(backward_s.sum())
     return Step(
         forward_s=forward_s,
         backward_s=backward_s,
@@ -281,7 +297,7 @@ def _alone(
         between_s=_EMPTY.reshape(0, 0),
         decode_s=_EMPTY,
         optimizer_s=optimizer_s,
-        accumulation_s=(plan.grad_accum - 1) * (forward_s + float(backward_s.sum())),
+        accumulation_s=(plan.grad_accum - 1) * (forward_s + total_s),
         host_s=host_s,
         overlap=plan.overlap,
     )

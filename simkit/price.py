@@ -158,26 +158,36 @@ def _both(program: Program) -> tuple[Any, Array, Array, int]:
 @lru_cache(maxsize=4096)
 def compute(program: Program, *, micro_batch: float, seq_len: float, law: Law) -> Compute:
     """Prices one micro-batch of a Program under a Law; the same question is answered from memory."""
-    monomials = basis(micro_batch, seq_len)
+    return computed(program, basis(micro_batch, seq_len), law)
+
+
+def computed(program: Program, monomials: Array, law: Law) -> Compute:
+    """The same at monomials of shape (..., 5); every field of the result then has these leading axes."""
     kind, coefficients, kernels, split = _both(program)
     batch, m, n, k, nbytes, saved = monomials @ coefficients
     columns = Columns(kind=kind, batch=batch, m=m, n=n, k=k, nbytes=nbytes, kernels=kernels)
     t, math = roofline.seconds(columns, law)
     counts = np.concatenate([program.forward.counts, program.backward.counts])
     busy = t * counts
-    forward_total, total = float(busy[:split].sum()), float(busy.sum())
+    forward_total, total = _plain(busy[..., :split].sum(axis=-1)), _plain(busy.sum(axis=-1))
+    bound = _plain((busy * math).sum(axis=-1))
     return Compute(
         forward_total_s=forward_total,
         backward_total_s=total - forward_total,
-        math_share=float(busy @ math) / total if total else 0.0,
+        math_share=bound / np.maximum(total, 1e-300) if busy.ndim > 1 else bound / total if total else 0.0,
         forward_s=t[..., :split],
         backward_s=t[..., split:],
         forward_math=math[..., :split],
         backward_math=math[..., split:],
         saved_bytes=saved[..., :split] @ program.forward.counts,
-        logits_bytes=float(monomials @ program.logits),
-        model_flops=float(monomials @ program.model_flops),
+        logits_bytes=monomials @ program.logits,
+        model_flops=monomials @ program.model_flops,
     )
+
+
+def _plain(value: Any) -> Any:
+    """A number of its own as a float, arrays as they are."""
+    return float(value) if np.ndim(value) == 0 else value
 
 
 def optimizer_seconds(params: float, tensors: int, plan: Plan, stack: Stack, law: Law) -> float:

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from simkit.errors import unknown
 
 Array = NDArray[np.float64]
+Num = Any
 
 OVERLAPS = ("none", "wfbp")
 PLACEMENTS = ("inline", "hook")
@@ -141,13 +143,15 @@ def opening(step: Step) -> list[Span]:
 def closing(step: Step, *, exposed_s: float, comm_end_s: Array, record: list[Span] | None) -> Timeline:
     """The Timeline once the idle time of the device is known: the terms of the breakdown, their sum, the last spans."""
     optimizer_s, host_s = float(step.optimizer_s), float(step.host_s)
-    forward_s, backward_s = float(step.forward_s), float(step.backward_s.sum())
-    earlier_s, last_s = float(step.accumulation_s), forward_s + backward_s
-    forward_s += earlier_s * (forward_s / last_s if last_s > 0.0 else 1.0)
-    backward_s = earlier_s + last_s - forward_s
-    compression_s = float(step.encode_s.sum() + step.between_s.sum() + step.decode_s.sum())
-    busy_s = forward_s + backward_s + compression_s + optimizer_s
-    end_s = busy_s + exposed_s + host_s
+    breakdown, busy_s, end_s = terms(
+        forward_s=float(step.forward_s),
+        backward_s=float(step.backward_s.sum()),
+        earlier_s=float(step.accumulation_s),
+        compression_s=float(step.encode_s.sum() + step.between_s.sum() + step.decode_s.sum()),
+        exposed_s=exposed_s,
+        optimizer_s=optimizer_s,
+        host_s=host_s,
+    )
     if record is not None:
         record.append(_span("optimizer", "compute", end_s - host_s - optimizer_s, optimizer_s, "optimizer"))
         if host_s > 0.0:
@@ -155,18 +159,61 @@ def closing(step: Step, *, exposed_s: float, comm_end_s: Array, record: list[Spa
         record.sort(key=lambda s: (s.start_s, s.end_s))
     return Timeline(
         end_s=end_s,
-        breakdown={
-            "forward_s": forward_s,
-            "backward_s": backward_s,
-            "compression_s": compression_s,
-            "exposed_comm_s": exposed_s,
-            "optimizer_s": optimizer_s,
-            "host_s": host_s,
-        },
+        breakdown=breakdown,
         busy_s={"compute": busy_s, "comm": float(step.comm_s.sum()), "host": host_s},
         comm_end_s=comm_end_s,
         spans=() if record is None else tuple(record),
     )
+
+
+def terms(
+    *, forward_s: Num, backward_s: Num, earlier_s: Num, compression_s: Num, exposed_s: Num, optimizer_s: Num, host_s: Num
+) -> tuple[dict[str, Num], Num, Num]:
+    """(breakdown, seconds in which the device works, end): the disjoint terms and their sum, for one step or arrays.
+
+    earlier_s: the micro-batches before the last, split into forward and backward as the last one is.
+    """
+    last_s = forward_s + backward_s
+    if isinstance(last_s, np.ndarray):
+        share = np.divide(forward_s, last_s, out=np.ones_like(last_s), where=last_s > 0.0)
+    else:
+        share = forward_s / last_s if last_s > 0.0 else 1.0
+    forward_s = forward_s + earlier_s * share
+    backward_s = earlier_s + last_s - forward_s
+    busy_s = forward_s + backward_s + compression_s + optimizer_s
+    breakdown = {
+        "forward_s": forward_s,
+        "backward_s": backward_s,
+        "compression_s": compression_s,
+        "exposed_comm_s": exposed_s,
+        "optimizer_s": optimizer_s,
+        "host_s": host_s,
+    }
+    return breakdown, busy_s, busy_s + exposed_s + host_s
+
+
+def waits(ended_s: Array, served_s: Array, comm_s: Array, backward_s: Array, encode_s: float, rho: float) -> tuple[Array, Array]:
+    """(exposed seconds, factor by which back-propagation stretches) of many one-phase ``inline`` steps at once.
+
+    With F_i the end of the segment that completes bucket i, counted from the begin of back-propagation, E_i the encoding up to
+    bucket i, c its collective, C = cumsum(c), the network is free at  C_n + max_i (F_i + E_i - C_{i-1}); the device has waited
+    what lies behind backward + E_n. Hidden communication slows back-propagation (`simkit.evaluate.interfered`), after
+    which the same holds for the stretched F.
+
+    ended_s: F, shape (points, buckets); served_s: E_i - C_{i-1}, the same shape; comm_s: C_n and backward_s, shape
+    (points,); encode_s: E_n; rho: seconds of compute that a second of hidden communication costs.
+    """
+    behind_s = comm_s - encode_s
+    exposed_s = np.maximum((ended_s + served_s).max(axis=-1) + behind_s - backward_s, 0.0)
+    factor = np.ones_like(exposed_s)
+    if rho > 0.0:
+        hidden_s = np.minimum(np.maximum(comm_s - exposed_s, 0.0), backward_s)
+        np.divide(rho * hidden_s, backward_s, out=factor, where=backward_s > 0.0)
+        factor = np.where(backward_s > 0.0, 1.0 + factor, 1.0)
+        later_s = ended_s * factor[:, None]
+        later_s += served_s
+        exposed_s = np.maximum(later_s.max(axis=-1) + behind_s - backward_s * factor, 0.0)
+    return exposed_s, factor
 
 
 def fifo(issue_s: Array, duration_s: Array, free_s: float = 0.0) -> Array:

@@ -103,14 +103,22 @@ def names(op: str, device: str, *, staged: bool = False, engine: str = "") -> li
     return found + [name for one in ops for name in (f"{one}@{device}", one)]
 
 
-@lru_cache(maxsize=4096)
 def law(link: Link, op: str, device: str, *, staged: bool = False, engine: str = "") -> Law:
-    """The law of that op over that link between GPUs of that device; a prior where nothing was fitted."""
+    """The law of that op over that link between GPUs of that device; a prior where nothing was fitted.
+
+    Rate and latency of the link may be arrays over the points of a sweep; such laws are not remembered.
+    """
+    found: Law = (_law.__wrapped__ if isinstance(link.Bps, np.ndarray) else _law)(link, op, device, staged, engine)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _law(link: Link, op: str, device: str, staged: bool, engine: str) -> Law:
     for name in names(op, device, staged=staged, engine=engine):
         if name in link.calibration:
             return _fitted(link, op, name)
     share, why = STAGED if staged else PRIOR.get(link.transport, AS_GIVEN)
-    rate = min(link.Bps, link.up_Bps or link.Bps) * share
+    rate = (min(link.Bps, link.up_Bps) if link.up_Bps else link.Bps) * share
     evidence = f"{link.name}: line rate x {share:.2g} ({why}), latency of the profile"
     launch_s = LAUNCH_S if link.scope == "gpu" and link.transport else 0.0
     rates = MappingProxyType({1.0: rate})
@@ -138,4 +146,6 @@ def _fitted(link: Link, op: str, name: str) -> Law:
 
 def slowest(laws: list[Law]) -> Law:
     """The law of the slowest device: a collective waits for it."""
-    return min(laws, key=lambda one: min(one.rates.values()))
+    if len(laws) == 1:
+        return laws[0]
+    return min(laws, key=lambda one: float(np.min(min(one.rates.values()))))
