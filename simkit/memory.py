@@ -150,7 +150,7 @@ def _way_out(
     needed(micro_batch, recompute): reserved bytes; added_share(recompute): what recomputation adds to the compute.
     """
     samples = int(plan.micro_batch * plan.grad_accum)
-    sizes = [d for d in _divisors(samples) if d <= plan.micro_batch]
+    sizes = [d for d in divisors(samples) if d <= plan.micro_batch]
     stronger = _stronger(plan)[1:]
     # A smaller micro-batch first, then recomputation at this one, then both.
     tries = [(d, plan.recompute) for d in sizes if d < plan.micro_batch]
@@ -187,7 +187,7 @@ def _hopeless(plan: Plan, capacity: float, fixed: Mapping[str, float], least_byt
     return f"{least}: take a larger card or {'a shorter sequence' if plan.seq_len else 'smaller images'}"
 
 
-def _divisors(samples: int) -> list[int]:
+def divisors(samples: int) -> list[int]:
     """Divisors, largest first; of a huge number those up to 1000 and their partners."""
     small = [d for d in range(1, min(math.isqrt(samples), 1000) + 1) if samples % d == 0]
     return sorted({*small, *(samples // d for d in small)}, reverse=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simkit.evaluate import Evaluation, evaluate
+from simkit.memory import divisors
 from simkit.spec.model import TransformerSpec
 from simkit.spec.plan import Plan
 from simkit.spec.resolve import Resolved
@@ -72,12 +73,7 @@ def _batched(resolved: Resolved) -> Resolved:
 
 def _largest_fit(resolved: Resolved, per_rank: int, *, exact: bool) -> int:
     """The largest power of two (a divisor of the samples of a rank where the global batch is given) that fits."""
-    sizes = (
-        [d for d in range(1, per_rank + 1) if per_rank % d == 0]
-        if exact and per_rank < 10**6
-        else [2**i for i in range(per_rank.bit_length())]
-    )
-    sizes = [s for s in sizes if s <= per_rank] or [1]
+    sizes = divisors(per_rank)[::-1] if exact else [2**i for i in range(per_rank.bit_length())]
     low, high = 0, len(sizes) - 1
     while low < high:
         middle = (low + high + 1) // 2

@@ -35,7 +35,7 @@ def test_the_chosen_micro_batch_fits_and_its_double_does_not(model: str, cluster
 
 
 def test_a_given_global_batch_is_kept_and_divided_evenly() -> None:
-    for total in (48, 96, 1000):
+    for total in (48, 96, 1000, 4 * 1000003, 12 * 10**6):
         found = plan(model="bert-base", cluster="1x4x2080ti", global_batch=total).plan
         assert found.micro_batch * found.grad_accum * found.dp == total
 
