@@ -14,6 +14,7 @@ from simkit.memory import exchange_bytes, memory
 from simkit.price import UNSCALED, Compute, Pricing, Scales, compute, optimizer_seconds, pricing, scaled
 from simkit.program import Program
 from simkit.report import Memory
+from simkit.roofline import Law
 from simkit.spec.hardware import Device
 from simkit.spec.model import Model
 from simkit.spec.plan import DTYPE_BYTES, Plan
@@ -68,7 +69,8 @@ def numerics(
     )
 
 
-def _program(model: Model, plan: Plan, stack: Stack) -> Program:
+def workload(model: Model, plan: Plan, stack: Stack) -> Program:
+    """What one micro-batch of that model computes under the numerics of the plan, on that stack."""
     window = getattr(model.spec, "window", None)
     windowed = window is not None and plan.seq_len > window
     return program(
@@ -90,31 +92,19 @@ def evaluate(resolved: Resolved, *, scales: Scales = UNSCALED, spans: bool = Fal
     """Prices and arranges one step of a resolved scenario."""
     plan, model, stack = resolved.plan, resolved.model, resolved.stack
     calibrated = bool(resolved.scenario.get("calibration", True))
-    work = _program(model, plan, stack)
+    work = workload(model, plan, stack)
     per_device = [_on(d, work, plan, stack, calibrated, scales) for d in dict.fromkeys(resolved.cluster.devices)]
     # Synchronous training runs at the pace of the slowest device, never at the mean.
     device, priced, cost = max(per_device, key=lambda item: item[3])[:3]
     if is_sharded(plan):
         return _sharded(resolved, work, device, priced, calibrated, scales)
-    fp32 = pricing(device, "fp32", stack, fp16_accumulate=False, calibration=calibrated).law
-    message = stack.calibration.get("message") if calibrated else None
-    message_s = message["seconds"] if message is not None else 0.0
+    known = constants(resolved, device, priced, scales)
     traded = exchange(
-        work,
-        model,
-        plan=plan,
-        compute=cost,
-        law=scaled(fp32, scales),
-        cluster=resolved.cluster,
-        optimizer_s=optimizer_seconds(model.params, len(model.tensors), plan, stack, scaled(priced.law, scales)),
-        host_s=priced.host_s * scales.host_s,
-        message_s=message_s * scales.host_s,
-        scales=scales,
-        host_kernel_s=_host_kernel_s(stack, calibrated) * scales.host_s,
-    )
-    rho = prior("interference", "seconds_per_second", 0.0) if calibrated else 0.0
+        work, model, plan=plan, compute=cost, law=known.law, cluster=resolved.cluster, optimizer_s=known.optimizer_s,
+        host_s=known.host_s, message_s=known.message_s, scales=scales, host_kernel_s=known.host_kernel_s,
+    )  # fmt: skip
     steps = tuple(_named(step, work, cost) for step in traded.steps) if spans else traded.steps
-    timelines = tuple(schedule(interfered(step, rho), spans=spans) for step in steps)
+    timelines = tuple(schedule(interfered(step, known.interference), spans=spans) for step in steps)
     return Evaluation(
         end_s=_mean([t.end_s for t in timelines]),
         breakdown={k: _mean([t.breakdown[k] for t in timelines]) for k in timelines[0].breakdown},
@@ -122,9 +112,38 @@ def evaluate(resolved: Resolved, *, scales: Scales = UNSCALED, spans: bool = Fal
         exchange=traded,
         compute=cost,
         program=work,
-        memory=_memory(resolved, work, model, plan, cost),
+        memory=weigh(resolved, work, model, plan, cost),
         device=device,
         pricing=priced,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Constants:
+    """What a step costs whatever its batch and its network. law: of the fp32 arithmetic that compresses gradients;
+    message_s: what the stack adds per buffer; host_kernel_s: what the host takes to launch a kernel; interference:
+    seconds of compute that a second of hidden communication costs."""
+
+    law: Law
+    optimizer_s: float
+    host_s: float
+    message_s: float
+    host_kernel_s: float
+    interference: float
+
+
+def constants(resolved: Resolved, device: Device, priced: Pricing, scales: Scales = UNSCALED) -> Constants:
+    """The constants of a data-parallel step on one device."""
+    plan, model, stack = resolved.plan, resolved.model, resolved.stack
+    calibrated = bool(resolved.scenario.get("calibration", True))
+    message = stack.calibration.get("message") if calibrated else None
+    return Constants(
+        law=scaled(pricing(device, "fp32", stack, fp16_accumulate=False, calibration=calibrated).law, scales),
+        optimizer_s=optimizer_seconds(model.params, len(model.tensors), plan, stack, scaled(priced.law, scales)),
+        host_s=priced.host_s * scales.host_s,
+        message_s=(message["seconds"] if message is not None else 0.0) * scales.host_s,
+        host_kernel_s=_host_kernel_s(stack, calibrated) * scales.host_s,
+        interference=prior("interference", "seconds_per_second", 0.0) if calibrated else 0.0,
     )
 
 
@@ -182,7 +201,7 @@ def _sharded(
         ),
         compute=found.compute,
         program=work,
-        memory=_memory(resolved, work, resolved.model, plan, found.compute),
+        memory=weigh(resolved, work, resolved.model, plan, found.compute),
         device=device,
         pricing=priced,
     )
@@ -246,8 +265,8 @@ def _on(
     return device, priced, cost, total
 
 
-def _memory(resolved: Resolved, work: Program, model: Model, plan: Plan, cost: Compute) -> Memory:
-    """The verdict on the device with the least memory."""
+def weigh(resolved: Resolved, work: Program, model: Model, plan: Plan, cost: Compute) -> Memory:
+    """The memory verdict on the device that has the least of it."""
     smallest = min(resolved.cluster.devices, key=lambda d: d.memory_bytes)
     reserve = float(resolved.scenario.get("memory_reserve_gib", 0.0)) * GIB
     return memory(

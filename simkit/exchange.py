@@ -281,7 +281,9 @@ def alone(
     backward_s = compute.backward_s[..., program.backward.order]
     if isinstance(device_b, np.ndarray):
         launched_s = hosted(device_b, program.backward.launches * host_kernel_s)
-        backward_s = backward_s * np.divide(launched_s, device_b, out=np.ones_like(device_b), where=device_b > 0.0)[..., None]
+        backward_s = (
+            backward_s * np.divide(launched_s, device_b, out=np.ones_like(device_b), where=device_b > 0.0)[..., None]
+        )
     elif device_b > 0.0:
         backward_s = backward_s * (hosted(device_b, program.backward.launches * host_kernel_s) / device_b)
     if plan.recompute != "none":

@@ -5,7 +5,8 @@
     START:STOP:COUNT:log    the same evenly spaced in the logarithm
     START:STOP:*FACTOR      START, START·FACTOR, … as long as STOP is not passed
 
-Counts (``micro_batch``) are rounded to whole numbers, of which each is kept once. Links (``intra``, ``inter``) are ranges
+Counts (``micro_batch``) are rounded to whole numbers, of which each is kept once. Links (``intra``, ``inter``) are
+ranges
 of RATE@LATENCY, ``1Gb/s@5us:800Gb/s@5us:4000``: rate and latency run side by side. Names and choices are lists only.
 """
 
@@ -36,8 +37,8 @@ _EXACT = 1e-9
 class Axis:
     """One field and the values it takes, in order.
 
-    values: whole numbers, floats, or objects (texts, truth values). Bps, latency_s: of a link axis whose every value is a
-    RATE@LATENCY, else None; then `values` is empty and `text` writes a value down.
+    values: whole numbers, floats, or objects (texts, truth values). Bps, latency_s: of a link axis whose every value
+    is a RATE@LATENCY, else None; then `values` is empty and `text` writes a value down.
     """
 
     name: str
@@ -99,7 +100,9 @@ def axes(grid: Mapping[str, Any]) -> tuple[Axis, ...]:
         found.append(axis(name, given))
         total *= len(found[-1])
         if total > MAX_POINTS:
-            raise InputError("has too many points", key="--grid", value=total, hint=f"at most {MAX_POINTS:.0e}; take fewer values")
+            raise InputError(
+                "has too many points", key="--grid", value=total, hint=f"at most {MAX_POINTS:.0e}; take fewer values"
+            )
     return tuple(found)
 
 
@@ -107,7 +110,9 @@ def setting(given: str) -> tuple[str, str]:
     """(field, values) of one ``FIELD=VALUES``. Raises InputError where there is no equals sign."""
     name, equals, values = given.partition("=")
     if not equals or not name.strip() or not values.strip():
-        raise InputError("is no axis", key="--grid", value=given, hint="write --grid micro_batch=1,2,4 or --grid rank=1:64:*2")
+        raise InputError(
+            "is no axis", key="--grid", value=given, hint="write --grid micro_batch=1,2,4 or --grid rank=1:64:*2"
+        )
     return name.strip(), values.strip()
 
 
@@ -188,7 +193,9 @@ def _places(name: str, part: str, steps: str, low: float, high: float) -> Array:
         factor = quantity(steps[1:] or "?", "ratio", key=f"factor of {name}")
         rising = high >= low
         if factor <= 0.0 or factor == 1.0 or (factor > 1.0) != rising:
-            raise InputError("has a factor that never reaches its end", key=name, value=part, hint="as in 1:64:*2 or 64:1:*0.5")
+            raise InputError(
+                "has a factor that never reaches its end", key=name, value=part, hint="as in 1:64:*2 or 64:1:*0.5"
+            )
         count = math.floor(math.log(high / low) / math.log(factor) + _EXACT) + 1
         _bounded(name, part, count)
         return np.arange(count) * (math.log(factor) / math.log(high / low)) if count > 1 else np.zeros(1)
@@ -212,10 +219,14 @@ def _links(name: str, parts: Sequence[Any]) -> Axis:
     texts = [str(clean(name, part)) for part in parts]
     if any(":" in part and "@" not in part for part in texts):
         bad = next(part for part in texts if ":" in part and "@" not in part)
-        raise InputError("is no range of links", key=name, value=bad, hint="write 1Gb/s@5us:800Gb/s@5us:4000, or names in a list")
+        raise InputError(
+            "is no range of links", key=name, value=bad, hint="write 1Gb/s@5us:800Gb/s@5us:4000, or names in a list"
+        )
     if not all("@" in part for part in texts):
         if any(":" in part for part in texts):
-            raise InputError("mixes names and ranges", key=name, value=",".join(texts), hint="sweep them one after the other")
+            raise InputError(
+                "mixes names and ranges", key=name, value=",".join(texts), hint="sweep them one after the other"
+            )
         return Axis(name=name, values=np.array(list(dict.fromkeys(texts)), dtype=object))
     rates, latencies = zip(*(_link_range(name, part) for part in texts), strict=True)
     return Axis(name=name, values=np.zeros(0), Bps=np.concatenate(rates), latency_s=np.concatenate(latencies))
@@ -228,7 +239,9 @@ def _link_range(name: str, part: str) -> tuple[Array, Array]:
     start, stop, steps = _range(name, part)
     (low, first), (high, last) = _link(name, start), _link(name, stop)
     if steps.startswith("*") and low == high:
-        raise InputError("has a factor but no range of rates", key=name, value=part, hint="as in 1Gb/s@5us:800Gb/s@5us:*2")
+        raise InputError(
+            "has a factor but no range of rates", key=name, value=part, hint="as in 1Gb/s@5us:800Gb/s@5us:*2"
+        )
     rates = _spaced(name, part, steps, low, high)
     along = _places(name, part, steps, low, high)
     logarithmic = steps.startswith("*") or steps.endswith(":log")

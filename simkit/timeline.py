@@ -167,7 +167,14 @@ def closing(step: Step, *, exposed_s: float, comm_end_s: Array, record: list[Spa
 
 
 def terms(
-    *, forward_s: Num, backward_s: Num, earlier_s: Num, compression_s: Num, exposed_s: Num, optimizer_s: Num, host_s: Num
+    *,
+    forward_s: Num,
+    backward_s: Num,
+    earlier_s: Num,
+    compression_s: Num,
+    exposed_s: Num,
+    optimizer_s: Num,
+    host_s: Num,
 ) -> tuple[dict[str, Num], Num, Num]:
     """(breakdown, seconds in which the device works, end): the disjoint terms and their sum, for one step or arrays.
 
@@ -192,11 +199,15 @@ def terms(
     return breakdown, busy_s, busy_s + exposed_s + host_s
 
 
-def waits(ended_s: Array, served_s: Array, comm_s: Array, backward_s: Array, encode_s: float, rho: float) -> tuple[Array, Array]:
+def waits(
+    ended_s: Array, served_s: Array, comm_s: Array, backward_s: Array, encode_s: float, rho: float
+) -> tuple[Array, Array]:
     """(exposed seconds, factor by which back-propagation stretches) of many one-phase ``inline`` steps at once.
 
-    With F_i the end of the segment that completes bucket i, counted from the begin of back-propagation, E_i the encoding up to
-    bucket i, c its collective, C = cumsum(c), the network is free at  C_n + max_i (F_i + E_i - C_{i-1}); the device has waited
+    With F_i the end of the segment that completes bucket i, counted from the begin of back-propagation, E_i the
+    encoding up to
+    bucket i, c its collective, C = cumsum(c), the network is free at  C_n + max_i (F_i + E_i - C_{i-1}); the device
+    has waited
     what lies behind backward + E_n. Hidden communication slows back-propagation (`simkit.evaluate.interfered`), after
     which the same holds for the stretched F.
 
