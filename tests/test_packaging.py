@@ -20,23 +20,26 @@ FOLDER = {name: path for name, path in SETUPTOOLS["package-dir"].items() if name
 LIMIT_MB = 110
 """What the base install may add to an empty virtual environment (README)."""
 KEPT_OUT = ("torch", "plotly", "pandas", "scipy")
+PACKAGES = sorted(
+    {".".join(p.parent.relative_to(ROOT).parts) for p in (ROOT / "simkit").rglob("__init__.py")} | set(FOLDER)
+)
 SLOW = os.environ.get("SIMKIT_SLOW") == "1"
 slow = pytest.mark.skipif(not SLOW, reason="builds and installs a wheel; SIMKIT_SLOW=1 runs it")
 
 
-def test_every_package_is_listed() -> None:
-    code = {".".join(p.parent.relative_to(ROOT).parts) for p in (ROOT / "simkit").rglob("*.py")}
-    data = {name for name, path in FOLDER.items() if (ROOT / path).is_dir()}
-    assert set(SETUPTOOLS["packages"]) == code | data
-    assert data == set(FOLDER)
+def test_every_folder_of_code_is_a_package() -> None:
+    """setup.py finds packages by their `__init__.py`, and adds the folders that package-dir maps."""
+    bare = {p.parent for p in (ROOT / "simkit").rglob("*.py") if not (p.parent / "__init__.py").is_file()}
+    assert not bare
+    assert all((ROOT / path / "__init__.py").is_file() for path in FOLDER.values())
 
 
 def test_every_data_file_of_a_package_is_installed() -> None:
-    for package in SETUPTOOLS["packages"]:
+    for package in PACKAGES:
         folder = ROOT / FOLDER.get(package, package.replace(".", "/"))
         patterns = SETUPTOOLS["package-data"].get(package, [])
         taken = {p for pattern in patterns for p in folder.glob(pattern)}
-        inner = [folder / name.rpartition(".")[2] for name in SETUPTOOLS["packages"] if name.startswith(f"{package}.")]
+        inner = [folder / name.rpartition(".")[2] for name in PACKAGES if name.startswith(f"{package}.")]
         data = {p for p in folder.rglob("*") if p.suffix in (".toml", ".csv", ".json") or p.name == "py.typed"}
         left = {p for p in data - taken if not any(p.is_relative_to(i) for i in inner)}
         assert not left, f"{package}: package-data lacks {sorted(map(str, left))[:3]}"
@@ -78,7 +81,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @slow
 def test_the_wheel_is_whole(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    for package in SETUPTOOLS["packages"]:
+    for package in PACKAGES:
         folder = ROOT / FOLDER.get(package, package.replace(".", "/"))
         kept = [p for p in folder.rglob("*") if p.suffix in (".py", ".toml", ".csv")]
         inside = {f"{package.replace('.', '/')}/{p.relative_to(folder).as_posix()}" for p in kept}
