@@ -9,7 +9,9 @@ from math import log, log1p, log2
 from typing import Any
 
 from simkit.cost import cost
+from simkit.errors import InputError
 from simkit.evaluate import Evaluation, evaluate
+from simkit.goodput import asked, failures
 from simkit.intervals import interval
 from simkit.planner import planned
 from simkit.price import Scales, peak
@@ -44,11 +46,34 @@ def predict(*, profiles: tuple[str, ...] = (), models: tuple[str, ...] = (), **f
 def predict_scenario(scenario: Scenario, *, spans: bool = False, beside: bool = True) -> Report:
     """Predicts a Scenario. spans: keep the spans of the simulated step (for traces); beside: where nothing but a
     cluster was given, the same job on `REFERENCE_CLUSTER` too."""
-    resolved = planned(resolve(scenario))
-    report = _report(resolved, evaluate(resolved, spans=spans))
+    try:
+        resolved = planned(resolve(scenario))
+    except InputError as error:
+        raise scenario.blame(error) from None
+    report = _completed(_report(resolved, evaluate(resolved, spans=spans)), resolved)
     if beside and _cluster_alone(scenario) and resolved.cluster.gpus > 1:
         return replace(report, beside=(_elsewhere(scenario, report, resolved),))
     return report
+
+
+def _completed(report: Report, resolved: Resolved) -> Report:
+    """`report` with what imported files gave and, where asked for, with failures and goodput."""
+    scenario, plan, gpus = resolved.scenario, resolved.plan, resolved.cluster.gpus
+    if scenario.imported is not None:
+        report = replace(report, imported=scenario.imported.to_dict(scenario.values))
+    if not asked(scenario):
+        return report
+    software = resolved.stack
+    figures, notes, warnings = failures(
+        scenario,
+        plan=plan,
+        params=float(resolved.model.params),
+        gpus=gpus,
+        autocast=software.autocast,
+        figures=report.cost,
+    )
+    assumptions, remarks = (*report.assumptions, *notes), (*report.warnings, *warnings)
+    return replace(report, goodput=figures, assumptions=assumptions, warnings=remarks)
 
 
 def _cluster_alone(scenario: Scenario) -> bool:

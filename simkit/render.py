@@ -61,6 +61,7 @@ def to_dict(report: Report) -> dict[str, Any]:
         "versions": versions(tuple(str(p) for p in report.scenario.get("profiles") or ())),
     }
     answer |= dict(report.cost)
+    answer |= {"goodput": dict(report.goodput) or None, "imported": dict(report.imported) or None}
     if report.beside:
         answer["beside"] = [_beside(report, other) for other in report.beside]
     clean: dict[str, Any] = plain(answer)
@@ -165,7 +166,7 @@ def to_csv(reports: Report | Sequence[Report]) -> str:
 
 
 def _for_csv(report: Report) -> dict[str, Any]:
-    return {k: v for k, v in to_dict(report).items() if k not in ("ledger", "beside", "per_stage")}
+    return {k: v for k, v in to_dict(report).items() if k not in ("ledger", "beside", "per_stage", "imported")}
 
 
 def rows_to_csv(rows: Sequence[Mapping[str, Any]]) -> str:

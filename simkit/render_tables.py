@@ -129,6 +129,40 @@ def money_lines(report: Report) -> list[tuple[str, str]]:
     return [(name, ", ".join(x for x in found if x)) for name, found in parts.items() if any(found)]
 
 
+def failure_lines(report: Report) -> list[tuple[str, str]]:
+    """Failures, checkpoints and what they leave of the time, for a person."""
+    found = report.goodput
+    if not found:
+        return []
+    lines = [
+        ("Goodput", f"{found['goodput']:.1%} of the time is useful work"),
+        (
+            "Lost to",
+            f"checkpoints {found['checkpoint_fraction']:.1%}, work done twice {found['lost_work_fraction']:.1%}, "
+            f"restarts {found['restart_fraction']:.1%}",
+        ),
+        ("Failures", f"one in {format_s(found['system_mtbf_s'])}, {number(found['failures_per_day'])} a day"),
+        (
+            "Checkpoint",
+            f"{format_bytes(found['checkpoint_bytes'])} in {format_s(found['checkpoint_s'])}, "
+            f"every {format_s(found['checkpoint_interval_s'])} (best: {format_s(found['optimal_interval_s'])})",
+        ),
+    ]
+    if "expected_duration_s" in found:
+        spent = [format_s(found["expected_duration_s"]), _usd(found.get("expected_cost_usd"))]
+        spent += [f"{number(found['expected_failures'])} failures"]
+        lines.append(("Whole job", ", ".join(x for x in spent if x)))
+    return lines
+
+
+def imported_rows(report: Report) -> list[tuple[str, str, str]]:
+    """(key of the file, its value, what became of it) for every key of the imported files."""
+    rows = [(x["key"], x["value"], f"{x['field']} = {x['set']}") for x in report.imported.get("mapped", ())]
+    rows += [(x["key"], x["value"], f"left open: {x['reason']}") for x in report.imported.get("auto", ())]
+    rows += [(x["key"], x["value"], f"not used: {x['reason']}") for x in report.imported.get("ignored", ())]
+    return rows
+
+
 def _usd(value: float | None) -> str | None:
     if value is None:
         return None
@@ -174,9 +208,11 @@ def sections(report: Report) -> list[tuple[str, tuple[str, ...], list[tuple[str,
             [(n, format_s(v), f"{v / step:.1%}") for n, v in terms(report)],
         )
     )
+    tables.insert(1, ("Read from files", ("key", "value", "became"), list(imported_rows(report))))
     rows: list[tuple[str, ...]] = [(stem(n), format_bytes(v)) for n, v in report.memory.items_bytes.items() if v]
     tables.append(("Memory per GPU", ("item", "size"), rows))
     tables.append(("Money and energy", ("", "figure"), list(money_lines(report))))
+    tables.append(("Failures and checkpoints", ("", "figure"), list(failure_lines(report))))
     tables.append(
         (
             "What would change it most",

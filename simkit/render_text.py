@@ -12,7 +12,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from simkit.render_tables import BESIDE, beside_row, headline, label, money_lines, terms, verdict
+from simkit.render_tables import (
+    BESIDE,
+    beside_row,
+    failure_lines,
+    headline,
+    imported_rows,
+    label,
+    money_lines,
+    terms,
+    verdict,
+)
 from simkit.units import format_bytes, format_s
 
 if TYPE_CHECKING:
@@ -66,10 +76,12 @@ def to_text(
 
 
 def _body(report: Report) -> list[Part]:
-    parts: list[Part] = [*_section("Where the time goes", _bars(report))]
+    read = Grid(heads=("key", "value", "became"), rows=imported_rows(report))
+    parts: list[Part] = [*_section("Read from files", read), *_section("Where the time goes", _bars(report))]
     items = [(n.removesuffix("_bytes"), format_bytes(size)) for n, size in report.memory.items_bytes.items() if size]
     parts += _section("Memory per GPU", Grid(heads=("item", "size"), rows=items, right=frozenset({1})))
     parts += _section("Money and energy", Grid(rows=money_lines(report), styles=("cyan",)))
+    parts += _section("Failures and checkpoints", Grid(rows=failure_lines(report), styles=("cyan",)))
     parts += _section("Who talks over what", Grid(rows=list(report.groups.items()), styles=("cyan",)))
     changes = [(s.name, s.value, f"{s.elasticity:+.2f}", s.note) for s in report.sensitivities]
     heads = ("1 % more of", "now", "time a sample, %", "")

@@ -61,6 +61,10 @@ class Report:
     warnings: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Figures worth printing beside the answer: params, flops per step, gradient bytes, wire bytes, buckets …"""
+    goodput: Mapping[str, float] = field(default_factory=dict)
+    """Failures, checkpoints and restarts (`simkit.goodput.failures`), where the scenario asks for them."""
+    imported: Mapping[str, Any] = field(default_factory=dict)
+    """What files of other frameworks gave: lists ``mapped``, ``ignored`` (with the reason) and ``auto``."""
     timeline: Timeline | None = None
     device_names: tuple[str, ...] = ()
     beside: tuple[Report, ...] = ()

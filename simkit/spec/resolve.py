@@ -148,6 +148,8 @@ def _model(scenario: Scenario, notes: list[str]) -> Model:
         notes.append(
             f"model = {DEFAULT_MODEL}: none given; the largest network of the FusionAI study that trains on 10 GB"
         )
+    if scenario.network is not None and name == scenario.network.name:
+        return scenario.network
     return zoo.model(name, models_files=scenario.models, seq_len=scenario.get("seq_len"))
 
 

@@ -11,9 +11,13 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simkit.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from simkit.spec.imports._common import Imported
+    from simkit.spec.model import Model
 
 MAX_COUNT = 10**12
 
@@ -148,6 +152,37 @@ _FIELDS = (
     _count("seq_len", "tokens per sample", high=1e9, group="batch"),
     _count("image_size", "side of the input image", high=1e5, group="batch"),
     FieldSpec(name="optimizer", kind="choice", choices=OPTIMIZERS, help="optimizer", group="batch"),
+    FieldSpec(
+        name="mtbf_hours",
+        kind="float",
+        low=1e-6,
+        high=1e15,
+        help="mean hours between failures of one GPU",
+        group="failures",
+    ),
+    FieldSpec(
+        name="checkpoint_interval_s",
+        kind="float",
+        low=1e-3,
+        high=1e12,
+        help="seconds of work between checkpoints",
+        group="failures",
+    ),
+    FieldSpec(name="checkpoint_bytes", kind="str", help="size of a checkpoint, as in '2.3 TB'", group="failures"),
+    FieldSpec(
+        name="checkpoint_bandwidth",
+        kind="str",
+        help="rate of the whole job to storage, as in '2 GB/s'",
+        group="failures",
+    ),
+    FieldSpec(
+        name="restart_s",
+        kind="float",
+        low=0.0,
+        high=1e9,
+        help="seconds from a failure to the first new step",
+        group="failures",
+    ),
     FieldSpec(name="electricity", kind="float", low=0.0, high=1e3, help="electricity price, USD per kWh", group="cost"),
     FieldSpec(name="tokens", kind="float", low=0.0, help="total tokens to train on", group="cost"),
     FieldSpec(name="samples", kind="float", low=0.0, help="total samples to train on", group="cost"),
@@ -220,12 +255,18 @@ def _number(spec: FieldSpec, value: Any, file: str) -> float | int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What was asked, and nothing else: {field: checked value}; `origin` says where each came from."""
+    """What was asked, and nothing else: {field: checked value}.
+
+    network: an architecture that an imported file spelled out, in force where `model` is its name. imported: what the
+    files of other frameworks gave, for the report and for errors that name the file.
+    """
 
     values: Mapping[str, Any]
     profiles: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     file: str = ""
+    network: Model | None = None
+    imported: Imported | None = None
 
     @classmethod
     def of(
@@ -254,6 +295,10 @@ class Scenario:
             else:
                 merged[key] = clean(key, value, file=self.file)
         return replace(self, values=merged)
+
+    def blame(self, error: InputError) -> InputError:
+        """The error under the file and key of an imported file where its value came from one."""
+        return self.imported.blame(error, self.values) if self.imported is not None else error
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.values)
