@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from simkit import network, plugins, roofline
+from simkit import roofline, schedules
 from simkit.parallel import tensor
 from simkit.parallel.pipeline import layers_per_stage
 from simkit.price import UNSCALED, Compute, Pricing, Scales, hosted, scaled
@@ -35,6 +35,7 @@ from simkit.spec.hardware import Cluster
 from simkit.spec.model import Model, TransformerSpec
 from simkit.spec.plan import DTYPE_BYTES, Plan
 from simkit.spec.stack import Stack
+from simkit.train_messages import Lines
 
 Num = Any
 
@@ -65,20 +66,6 @@ class Traits:
     step_s: float
     interference: float
     memory_Bps: float
-
-
-@lru_cache(maxsize=4096)
-def group_cost(op: str, cluster: Cluster, ranks: int, stride: int, algorithm: str) -> Any:
-    """Seconds of a collective over `ranks` ranks that stand `stride` apart, as a function of bytes."""
-    if ranks <= 1:
-        return _nothing
-    return network.seconds_fn(
-        op, cluster=cluster, ranks=ranks, stride=stride, algorithm=None if algorithm == "auto" else algorithm
-    )
-
-
-def _nothing(nbytes: Num) -> Num:
-    return 0.0 * nbytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -117,13 +104,19 @@ def sharded(
     assert isinstance(spec, TransformerSpec)
     law = scaled(priced.law, scales)
     blocks, compute = _blocks(program, spec, plan, law, traits, cluster, scales)
+    lines = Lines(plan=plan, cluster=cluster, scales=scales)
     held = layers_per_stage(len(program.blocks.counts), plan.pp)
     params = _Params.of(model, plan, held)
-    forward_s, backward_s, fsdp_s = _stages(blocks, held, plan, params, traits, cluster, scales)
-    pipeline = plugins.get("simkit.schedules", _SCHEDULES[plan.schedule if plan.vpp == 1 else "interleaved"]).seconds(
-        forward_s, backward_s, micro_batches=plan.grad_accum, virtual=plan.vpp, p2p_s=_p2p(spec, plan, cluster, scales)
+    forward_s, backward_s, fsdp_s = _stages(blocks, held, plan, params, traits, lines)
+    schedule = schedules.get(plan.schedule if plan.vpp == 1 else "interleaved")
+    pipeline = schedule.seconds(
+        forward_s,
+        backward_s,
+        micro_batches=plan.grad_accum,
+        virtual=plan.vpp,
+        p2p_s=lines.stage_message(spec.hidden),
     )
-    exchange_s, wire, latency_s = _exchange(plan, params, traits, cluster, scales)
+    exchange_s, wire, latency_s = _exchange(plan, params, traits, lines)
     hidden = float(backward_s.max()) if traits.overlap and plan.zero < 3 else 0.0
     exposed = max(exchange_s - hidden, 0.0) + traits.interference * min(exchange_s, hidden)
     optimizer_s = params.stage_max * optimizer_bytes / (law.memory_Bps * law.sustained) / _optimizer_shards(plan)
@@ -156,9 +149,6 @@ def sharded(
     )
 
 
-_SCHEDULES = {"1f1b": "one-f-one-b", "gpipe": "gpipe", "interleaved": "interleaved", "zb": "zb"}
-
-
 def _blocks(
     program: Program, spec: TransformerSpec, plan: Plan, law: Law, traits: Traits, cluster: Cluster, scales: Scales
 ) -> tuple[_Blocks, Compute]:
@@ -181,7 +171,10 @@ def _blocks(
     host_f = b.counts @ program.forward.kernels * launch
     host_g = b.backward_counts @ program.backward.kernels * launch + replayed @ program.forward.kernels * launch
     found = tensor.messages(program, spec.hidden, DTYPE_BYTES[plan.precision])
-    message_s = _tp_message(plan, cluster, found.width, scales)
+    lines = Lines(plan=plan, cluster=cluster, scales=scales)
+    message_s = lines.tensor_message(found.width)
+    ring_f, ring_b = _ring(program, spec, plan, tf, tb, lines)
+    moved_s = lines.expert_message(found.width * max(spec.top_k, 1)) * program.blocks_with_experts
     per_block = found.per_block
     regather = 0.5 * per_block * message_s if plan.sp > 1 else 0.0
     replays = per_block * message_s if plan.recompute == "full" else 0.0
@@ -203,7 +196,8 @@ def _blocks(
         backward_total_s=total - total_f,
         math_share=bound / total if total else 0.0,
     )
-    tp_f, tp_b = per_block * message_s, per_block * message_s + regather + replays
+    tp_f = per_block * message_s + ring_f + 2.0 * moved_s
+    tp_b = per_block * message_s + regather + replays + ring_b + (4.0 if plan.recompute == "full" else 2.0) * moved_s
     edge = message_s if plan.tp > 1 else 0.0
     return _Blocks(
         forward_s=f,
@@ -216,38 +210,6 @@ def _blocks(
         before=(float(b.before[0] @ tf) + edge, float(b.before[1] @ tb)),
         after=(float(b.after[0] @ tf), float(b.after[1] @ tb) + edge),
     ), compute
-
-
-def _tp_message(plan: Plan, cluster: Cluster, width_bytes: float, scales: Scales) -> float:
-    """Seconds of one all-reduce (or all-gather and reduce-scatter) of a block's activations, plus the ring of CP."""
-    nbytes = plan.micro_batch * plan.seq_len / plan.cp * width_bytes
-    if plan.tp <= 1:
-        return 0.0
-    if plan.sp > 1:
-        seconds = sum(
-            float(_cost(op, cluster, plan.tp, 1, plan, scales)(nbytes)) for op in ("all_gather", "reduce_scatter")
-        )
-    else:
-        seconds = float(_cost("all_reduce", cluster, plan.tp, 1, plan, scales)(nbytes))
-    return seconds
-
-
-def _cost(op: str, cluster: Cluster, ranks: int, stride: int, plan: Plan, scales: Scales) -> Any:
-    cost = group_cost(op, cluster, ranks, stride, plan.algorithm)
-    if scales.network_Bps == 1.0 and scales.network_latency == 1.0:
-        return cost
-    latency_s = float(cost(0.0))
-    return lambda n: latency_s * scales.network_latency + (cost(n) - latency_s) / scales.network_Bps
-
-
-def _p2p(spec: TransformerSpec, plan: Plan, cluster: Cluster, scales: Scales) -> float:
-    """One activation from a stage to the next: the whole tensor from each tensor-parallel rank, its share under
-    sequence parallelism."""
-    if plan.pp <= 1:
-        return 0.0
-    nbytes = plan.micro_batch * plan.seq_len / plan.cp * spec.hidden * DTYPE_BYTES[plan.precision] / plan.sp
-    stride = plan.world // plan.pp
-    return float(_cost("send_recv", cluster, 2, stride, plan, scales)(nbytes))
 
 
 # -- parameters and their exchange -----------------------------------------------------------------------------------
@@ -292,9 +254,22 @@ def _optimizer_shards(plan: Plan) -> int:
     return plan.shard_group if plan.zero >= 1 else 1
 
 
-def _exchange(
-    plan: Plan, params: _Params, traits: Traits, cluster: Cluster, scales: Scales
-) -> tuple[float, float, float]:
+def _ring(
+    program: Program, spec: TransformerSpec, plan: Plan, tf: Array, tb: Array, lines: Lines
+) -> tuple[Array, Array]:
+    """What the ring of context parallelism leaves exposed per block: keys and values go round, forward once and
+    backward twice (their gradients too), beside the attention of the rank."""
+    fused = (program.forward.kind == roofline.ATTENTION, program.backward.kind == roofline.ATTENTION)
+    element = DTYPE_BYTES[plan.precision]
+    width = spec.kv_heads * (spec.head_dim + spec.value_dim) * element / plan.tp
+    ring_s = lines.ring_message(width)
+    b = program.blocks
+    forward = np.maximum(ring_s - b.counts[:, fused[0]] @ tf[fused[0]], 0.0)
+    backward = np.maximum(2.0 * ring_s - b.backward_counts[:, fused[1]] @ tb[fused[1]], 0.0)
+    return forward, backward
+
+
+def _exchange(plan: Plan, params: _Params, traits: Traits, lines: Lines) -> tuple[float, float, float]:
     """(seconds, bytes a rank contributes, seconds without bytes) of the gradient exchange after the last
     micro-batch."""
     replicas = plan.dp * plan.cp
@@ -303,21 +278,21 @@ def _exchange(
     stride = plan.tp
     grads = params.stage_max * traits.reduce_dtype_bytes
     if plan.zero == 0:
-        cost = _cost("all_reduce", cluster, replicas, stride, plan, scales)
+        cost = lines.cost("all_reduce", replicas, stride)
         return float(cost(grads)), grads, float(cost(0.0))
     group = min(plan.shard_group * plan.cp, replicas)
-    reduce = _cost("reduce_scatter", cluster, group, stride, plan, scales)
-    gather = _cost("all_gather", cluster, group, stride, plan, scales)
+    reduce = lines.cost("reduce_scatter", group, stride)
+    gather = lines.cost("all_gather", group, stride)
     weights = params.stage_max * traits.gather_dtype_bytes
     seconds, latency = float(reduce(grads)) + float(gather(weights)), float(reduce(0.0)) + float(gather(0.0))
     if replicas > group:
-        across = _cost("all_reduce", cluster, replicas // group, stride * group, plan, scales)
+        across = lines.cost("all_reduce", replicas // group, stride * group)
         seconds, latency = seconds + float(across(grads / group)), latency + float(across(0.0))
     return seconds, grads, latency
 
 
 def _stages(
-    blocks: _Blocks, held: Any, plan: Plan, params: _Params, traits: Traits, cluster: Cluster, scales: Scales
+    blocks: _Blocks, held: Any, plan: Plan, params: _Params, traits: Traits, lines: Lines
 ) -> tuple[Array, Array, float]:
     """(forward, backward) seconds of each stage per micro-batch, and the seconds of sharded parameters' collectives."""
     f, g = blocks.forward_all_s, blocks.backward_all_s
@@ -325,7 +300,7 @@ def _stages(
     comm = 0.0
     before, after = list(blocks.before), list(blocks.after)
     if plan.zero >= 3 and plan.dp > 1:
-        f, g, before, after, comm = _fsdp(f, g, before, after, plan, params, traits, cluster, scales)
+        f, g, before, after, comm = _fsdp(f, g, before, after, plan, params, traits, lines)
     forward = np.add.reduceat(f, edges[:-1]).astype(float)
     # Every micro-batch adds its gradients to those before it: two reads and a write.
     shards = min(plan.shard_group, plan.dp) if plan.zero >= 3 else 1
@@ -346,17 +321,16 @@ def _fsdp(
     plan: Plan,
     params: _Params,
     traits: Traits,
-    cluster: Cluster,
-    scales: Scales,
+    lines: Lines,
 ) -> tuple[Array, Array, list[Num], list[Num], float]:
     """Blocks with their gathers and reduce-scatters beside them, micro-batch by micro-batch."""
     group = min(plan.shard_group, plan.dp)
-    gather = _cost("all_gather", cluster, group, plan.tp, plan, scales)
-    reduce = _cost("reduce_scatter", cluster, group, plan.tp, plan, scales)
+    gather = lines.cost("all_gather", group, plan.tp)
+    reduce = lines.cost("reduce_scatter", group, plan.tp)
     gb = float(gather(params.block * traits.gather_dtype_bytes))
     rb = float(reduce(params.block * traits.reduce_dtype_bytes))
     if plan.dp > group:
-        across = _cost("all_reduce", cluster, plan.dp // group, plan.tp * group, plan, scales)
+        across = lines.cost("all_reduce", plan.dp // group, plan.tp * group)
         rb += float(across(params.block * traits.reduce_dtype_bytes / group))
     ends = params.before + params.after
     ge = float(gather(ends * traits.gather_dtype_bytes))
@@ -400,4 +374,4 @@ def _shares(blocks: _Blocks, stage: int, held: Any, plan: Plan) -> dict[str, flo
     }
 
 
-__all__ = ["Sharded", "Traits", "group_cost", "hosted", "sharded"]
+__all__ = ["Sharded", "Traits", "sharded"]

@@ -1,0 +1,85 @@
+"""Messages of model parallelism in seconds: whom a rank talks to, how far apart they stand, how much goes over the
+wire.
+
+Ranks are numbered tensor-parallel first, then context, data and pipeline parallel (Megatron-LM's default order), so
+that a
+tensor-parallel group is a run of neighbours and the groups of data parallelism stand `tp` apart and share the NICs.
+
+    tensor     b·s·h/cp elements: all-reduce, or all-gather and reduce-scatter under sequence parallelism
+    ring       keys and values of b·s/cp tokens to the next rank, cp - 1 times
+    expert     b·s/cp tokens, top_k copies each: all-to-all over ep ranks
+    stage      one activation to the next stage: the whole tensor from each tensor-parallel rank, its share under
+    sequence
+               parallelism
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from simkit import network
+from simkit.price import Scales
+from simkit.spec.hardware import Cluster
+from simkit.spec.plan import DTYPE_BYTES, Plan
+
+Num = Any
+
+
+@lru_cache(maxsize=4096)
+def group_cost(op: str, cluster: Cluster, ranks: int, stride: int, algorithm: str) -> Any:
+    """Seconds of a collective over `ranks` ranks that stand `stride` apart, as a function of bytes."""
+    if ranks <= 1:
+        return _nothing
+    return network.seconds_fn(
+        op, cluster=cluster, ranks=ranks, stride=stride, algorithm=None if algorithm == "auto" else algorithm
+    )
+
+
+def _nothing(nbytes: Num) -> Num:
+    return 0.0 * nbytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Prices the messages of one rank under a plan on a cluster."""
+
+    plan: Plan
+    cluster: Cluster
+    scales: Scales
+
+    def cost(self, op: str, ranks: int, stride: int) -> Any:
+        """Seconds of a collective over `ranks` ranks `stride` apart, as a function of bytes, under the scales."""
+        cost = group_cost(op, self.cluster, ranks, stride, self.plan.algorithm)
+        scales = self.scales
+        if scales.network_Bps == 1.0 and scales.network_latency == 1.0:
+            return cost
+        latency_s = float(cost(0.0))
+        return lambda n: latency_s * scales.network_latency + (cost(n) - latency_s) / scales.network_Bps
+
+    def _tokens(self) -> float:
+        return self.plan.micro_batch * self.plan.seq_len / self.plan.cp
+
+    def tensor_message(self, width_bytes: float) -> float:
+        """One exchange of a block's activations over the tensor-parallel ranks."""
+        plan, nbytes = self.plan, self._tokens() * width_bytes
+        ops = ("all_gather", "reduce_scatter") if plan.sp > 1 else ("all_reduce",)
+        return sum(float(self.cost(op, plan.tp, 1)(nbytes)) for op in ops)
+
+    def ring_message(self, width_bytes: float) -> float:
+        """Keys and values round the context-parallel ring."""
+        plan = self.plan
+        hop = self.cost("send_recv", min(plan.cp, 2), plan.tp)
+        return (plan.cp - 1) * float(hop(self._tokens() * width_bytes))
+
+    def expert_message(self, width_bytes: float) -> float:
+        """Tokens to their experts, or back: one all-to-all over the expert-parallel ranks."""
+        plan = self.plan
+        return float(self.cost("all_to_all", plan.ep, plan.tp)(self._tokens() * width_bytes / plan.sp))
+
+    def stage_message(self, hidden: int) -> float:
+        """One activation, or its gradient, to the next stage."""
+        plan = self.plan
+        nbytes = self._tokens() * hidden * DTYPE_BYTES[plan.precision] / plan.sp
+        return float(self.cost("send_recv", min(plan.pp, 2), plan.world // plan.pp)(nbytes))
