@@ -121,7 +121,13 @@ def flat(small: int = 8, large: int = 16384) -> float:
 
         return run
 
-    return median_s(ask(large // 8)) / median_s(ask(small // 8))
+    # Alternately, and the least of each: a neighbour on the machine can only add to it.
+    runs = {nodes: ask(nodes) for nodes in (small // 8, large // 8)}
+    found: dict[int, list[float]] = {nodes: [] for nodes in runs}
+    for _ in range(7):
+        for nodes, run in runs.items():
+            found[nodes].append(median_s(run, repeat=1))
+    return min(found[large // 8]) / min(found[small // 8])
 
 
 def replay_s(ranks: int = 1024, collectives: int = 97) -> float:
