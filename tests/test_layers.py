@@ -20,7 +20,7 @@ LAYERS = (
     "program workloads parallel schedules",
     "price memory count",
     "timeline exchange train des",
-    "report render evaluate intervals planner cost goodput predict grids sweep search operators",
+    "report render evaluate intervals planner cost goodput breakdown predict grids sweep search operators",
     "validate scoreboard calibrate measure",
     "trace plot dashboard compare",
     "commands cli",
