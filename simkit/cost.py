@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from simkit.spec.hardware import Cluster
 from simkit.spec.scenario import Scenario
 
@@ -84,7 +86,7 @@ def _power(cluster: Cluster, busy: float, warnings: list[str]) -> float | None:
 
 def _steps(scenario: Scenario, samples: float, tokens: float) -> float | None:
     """Steps of the whole job, where the scenario says how long it is."""
-    if scenario.given("tokens") and tokens > 0:
+    if scenario.given("tokens") and np.all(np.greater(tokens, 0)):
         return float(scenario.get("tokens")) / tokens
     if scenario.given("samples"):
         return float(scenario.get("samples")) / samples

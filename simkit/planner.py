@@ -89,22 +89,24 @@ def _fits(resolved: Resolved, micro: int) -> bool:
     return found.memory.reserved_bytes <= HEADROOM * found.memory.capacity_bytes
 
 
-def _method(resolved: Resolved) -> Resolved:
+def rival(resolved: Resolved) -> Resolved:
+    """The same under ACP-SGD, at the rank given or usual for such a network."""
     plan = resolved.plan
-    rank = (
-        plan.rank
-        if resolved.scenario.given("rank")
-        else (32 if isinstance(resolved.model.spec, TransformerSpec) else 4)
-    )
-    rival = replace(resolved, plan=replace(plan, method="acp-sgd", rank=rank))
-    plain, compressed = _seconds(resolved), _seconds(rival)
+    usual = 32 if isinstance(resolved.model.spec, TransformerSpec) else 4
+    rank = plan.rank if resolved.scenario.given("rank") else usual
+    return replace(resolved, plan=replace(plan, method="acp-sgd", rank=rank))
+
+
+def _method(resolved: Resolved) -> Resolved:
+    other = rival(resolved)
+    plain, compressed = _seconds(resolved), _seconds(other)
     if compressed.end_s * GAIN < plain.end_s and (compressed.memory.fits or not plain.memory.fits):
         note = (
-            f"method = acp-sgd, rank {rank}: {plain.end_s / compressed.end_s:.1f}x faster than s-sgd here "
+            f"method = acp-sgd, rank {other.plan.rank}: {plain.end_s / compressed.end_s:.1f}x faster than s-sgd here "
             f"({plain.end_s:.3g} s a step); "
             "it changes the gradient, see `simkit methods`"
         )
-        return replace(rival, assumptions=(*resolved.assumptions, note))
+        return replace(other, assumptions=(*resolved.assumptions, note))
     return replace(
         resolved,
         assumptions=(*resolved.assumptions, "method = s-sgd: none given; compression gains less than 10 % here"),
@@ -115,4 +117,4 @@ def _seconds(resolved: Resolved) -> Evaluation:
     return evaluate(resolved)
 
 
-__all__ = ["Plan", "planned"]
+__all__ = ["Plan", "planned", "rival"]

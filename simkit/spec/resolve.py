@@ -128,7 +128,7 @@ def resolve(scenario: Scenario) -> Resolved:
     if scenario.get("task", "pretrain") == "pretrain":
         net = zoo.pretraining_model(net)
     chosen = _chosen(scenario, net, machines, software, notes)
-    micro, accum, undecided = _batch(scenario, chosen["dp"], notes)
+    micro, accum, undecided = resolve_batch(scenario, chosen["dp"], notes)
     plan = Plan(**chosen, micro_batch=micro, grad_accum=accum)
     return Resolved(
         scenario=scenario,
@@ -369,7 +369,7 @@ def _image_size(net: Model, scenario: Scenario) -> int:
     return int(scenario.get("image_size", 224))
 
 
-def _batch(scenario: Scenario, dp: int, notes: list[str]) -> tuple[int, int, frozenset[str]]:
+def resolve_batch(scenario: Scenario, dp: int, notes: list[str]) -> tuple[int, int, frozenset[str]]:
     """(micro_batch, grad_accum, what was left open). micro · accum · dp = global: two give the third, one leaves the
     others to defaults."""
     micro, accum, total = (scenario.get(k) for k in ("micro_batch", "grad_accum", "global_batch"))

@@ -1,0 +1,342 @@
+"""Many points of one structure at once: the formulas of `simkit.evaluate` with the points as leading axes.
+
+A structure is what names and choices fix: network, device, nodes, method, numerics. Its points differ in micro-batch,
+accumulation and in the rates and latencies of described links. Compute is priced once per micro-batch, collectives once
+per link, waiting once per pair of the two, the rest once per point; nothing is larger than `ELEMENTS` numbers.
+
+Bucket-wise methods in one phase (S-SGD, Sign-SGD, Top-k, ACP-SGD) and everything without overlap take arrays. The
+communication hook of Power-SGD, optimal fusion and model parallelism are asked point by point, of `predict`'s own line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simkit import network, plugins
+from simkit.cost import cost
+from simkit.errors import InputError, RefusedError
+from simkit.evaluate import Constants, constants, evaluate, is_sharded, weigh, workload
+from simkit.exchange import alone, buffers, message_seconds
+from simkit.planner import GAIN, planned, rival
+from simkit.price import Compute, Pricing, computed, peak, pricing
+from simkit.program import basis
+from simkit.report import Memory
+from simkit.spec.hardware import Cluster, Device, Link
+from simkit.spec.model import TransformerSpec
+from simkit.spec.resolve import Resolved, resolve
+from simkit.spec.scenario import Scenario
+from simkit.timeline import terms, waits
+from simkit.units import GIB
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Columns = dict[str, Any]
+
+ELEMENTS = 2**17
+"""Numbers of one array while a block is worked on: what a second-level cache holds."""
+_ROWS = 2**21
+"""The same while rows of operators are priced for every tile and split."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Links:
+    """Described links by position: {``intra`` or ``inter``: (rates in byte/s, latencies in s)}."""
+
+    tables: Mapping[str, tuple[Array, Array]]
+
+    def at(self, cluster: Cluster, index: Ints) -> Cluster:
+        """The cluster with these links as arrays of shape (links, 1), ready to meet an array of buckets."""
+        given: dict[str, Link] = {}
+        for name, (rates, latencies) in self.tables.items():
+            link: Link | None = getattr(cluster, name)
+            if link is not None:
+                columns: dict[str, Any] = {"Bps": rates[index][:, None], "latency_s": latencies[index][:, None]}
+                given[name] = replace(link, **columns)
+        changed: Cluster = replace(cluster, **given)  # type: ignore[arg-type]
+        return changed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Lane:
+    """One device of the cluster, and what a step costs on it."""
+
+    device: Device
+    priced: Pricing
+    known: Constants
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Batches:
+    """Per micro-batch: the lane that sets the pace, seconds of a pass alone, FLOPs, memory. done_s[i, j]: when backward
+    segment j has begun, counted from the begin of back-propagation; shape (sizes, segments + 1)."""
+
+    lane: Ints
+    forward_s: Array
+    done_s: Array
+    flops: Array
+    memory: list[Memory]
+
+
+class Case:
+    """One structure with one method, all defaults filled in."""
+
+    def __init__(self, resolved: Resolved) -> None:
+        self.resolved = resolved
+        plan = resolved.plan
+        self.work = workload(resolved.model, plan, resolved.stack)
+        calibrated = bool(resolved.scenario.get("calibration", True))
+        self.lanes: list[_Lane] = []
+        for device in dict.fromkeys(resolved.cluster.devices):
+            priced = pricing(
+                device, plan.precision, resolved.stack, fp16_accumulate=plan.fp16_accumulate, calibration=calibrated
+            )
+            self.lanes.append(_Lane(device=device, priced=priced, known=constants(resolved, device, priced)))
+        spec, model = resolved.model.spec, resolved.model
+        self.tokens = plan.seq_len if isinstance(spec, TransformerSpec) and model.input_kind == "tokens" else 0
+
+    @staticmethod
+    def takes_arrays(resolved: Resolved) -> bool:
+        """Whether the formulas of this structure take arrays."""
+        plan = resolved.plan
+        if is_sharded(plan):
+            return False
+        module = plugins.get("simkit.compressors", plan.method)
+        inline = module.PLACEMENT == "inline" and module.PHASES == 1
+        return plan.dp <= 1 or (plan.fusion != "optimal" and (plan.overlap == "none" or inline))
+
+    def answers(self, micro: Ints, accum: Ints, link: Ints, links: Links) -> Columns:
+        """The columns of these points, one entry each: micro-batch, micro-batches a step, position among the links."""
+        sizes, size = np.unique(micro, return_inverse=True)
+        batches = self._batches(sizes)
+        out: Columns = {}
+        for number, lane in enumerate(self.lanes):
+            mine = np.flatnonzero(batches.lane[size] == number)
+            if len(mine):
+                found = self._on(lane, batches, size[mine], micro[mine], accum[mine], link[mine], links)
+                for name, values in found.items():
+                    column = out.setdefault(name, np.empty(len(micro), dtype=np.asarray(values).dtype))
+                    column[mine] = values
+        return out
+
+    def _batches(self, sizes: Ints) -> _Batches:
+        """Sizes are priced a few at a time, so that the tiles of all operators never stand in memory together."""
+        rows = len(self.work.forward) + len(self.work.backward)
+        step = max(_ROWS // (32 * max(rows, 1)), 1)
+        parts = [self._few(sizes[i : i + step]) for i in range(0, len(sizes), step)]
+        if len(parts) == 1:
+            return parts[0]
+        return _Batches(
+            lane=np.concatenate([p.lane for p in parts]),
+            forward_s=np.concatenate([p.forward_s for p in parts]),
+            done_s=np.concatenate([p.done_s for p in parts]),
+            flops=np.concatenate([p.flops for p in parts]),
+            memory=[m for p in parts for m in p.memory],
+        )
+
+    def _few(self, sizes: Ints) -> _Batches:
+        plan, work = self.resolved.plan, self.work
+        monomials = basis(sizes.astype(float), np.float64(plan.seq_len))
+        every = [computed(work, monomials, lane.priced.law) for lane in self.lanes]
+        totals = np.array([c.forward_total_s + c.backward_total_s for c in every])
+        lane = totals.argmax(axis=0)
+        forward_s, done_s = np.empty(len(sizes)), np.zeros((len(sizes), len(self._kept) + 1))
+        memory: list[Memory] = [None] * len(sizes)  # type: ignore[list-item]
+        for number, (one, found) in enumerate(zip(self.lanes, every, strict=True)):
+            mine = np.flatnonzero(lane == number)
+            if not len(mine):
+                continue
+            known = one.known
+            here = replace(plan, grad_accum=1)
+            step = alone(work, here, _rows(found, mine), known.optimizer_s, known.host_s, known.host_kernel_s)
+            forward_s[mine] = step.forward_s
+            ended_s = np.cumsum(step.backward_s, axis=-1)
+            done_s[mine, :-1] = np.where(self._kept >= 0, ended_s[:, self._kept], 0.0)
+            done_s[mine, -1] = ended_s[:, -1] if ended_s.shape[-1] else 0.0
+            for i in mine.tolist():
+                batch = replace(here, micro_batch=int(sizes[i]))
+                memory[i] = weigh(self.resolved, work, self.resolved.model, batch, _rows(found, i))
+        return _Batches(lane=lane, forward_s=forward_s, done_s=done_s, flops=every[0].model_flops, memory=memory)
+
+    @cached_property
+    def _kept(self) -> Ints:
+        """The backward segments after which some buffer is complete; when others end does not matter."""
+        if self.resolved.plan.dp <= 1:
+            return np.zeros(0, dtype=np.int64)
+        return np.unique(self.work.ready)
+
+    def _on(
+        self, lane: _Lane, batches: _Batches, size: Ints, micro: Ints, accum: Ints, link: Ints, links: Links
+    ) -> Columns:
+        """The columns of the points whose pace that device sets."""
+        known, plan = lane.known, self.resolved.plan
+        forward_s, backward_s = batches.forward_s[size], batches.done_s[size, -1]
+        earlier_s = (accum - 1) * (forward_s + backward_s)
+        pairs, pair = np.unique(link * len(batches.flops) + size, return_inverse=True)
+        breakdown: Columns = {}
+        end_s, busy = np.zeros(len(size)), np.zeros(len(size))
+        every = [(0.0, np.zeros(len(pairs)), np.ones(len(pairs)))]
+        if plan.dp > 1:
+            every = self._waits(known, batches, *divmod(pairs, len(batches.flops)), links)
+        for number, (compression_s, exposed_s, factor) in enumerate(every):
+            found, busy_s, ended_s = terms(
+                forward_s=forward_s, backward_s=backward_s * factor[pair], earlier_s=earlier_s,
+                compression_s=compression_s, exposed_s=exposed_s[pair], optimizer_s=known.optimizer_s, host_s=known.host_s,
+            )  # fmt: skip
+            busy = busy_s if number == 0 else busy
+            end_s += ended_s / len(every)
+            for name, value in found.items():
+                breakdown[name] = breakdown.get(name, 0.0) + value / len(every)
+        peak_flops, _ = peak(lane.device, plan.precision, fp16_accumulate=plan.fp16_accumulate)
+        kept = batches.memory
+        gib = np.array([m.device_bytes / GIB for m in kept])
+        return self.figures(end_s, breakdown, busy, micro, accum, batches.flops[size], peak_flops) | {
+            "peak_memory_gib": gib[size],
+            "fits": np.array([m.fits for m in kept])[size],
+            "why_not": np.array([m.why_not for m in kept], dtype=object)[size],
+        }
+
+    def _waits(
+        self, known: Constants, batches: _Batches, link: Ints, size: Ints, links: Links
+    ) -> list[tuple[float, Array, Array]]:
+        """Per variant of the compressor: (seconds of compression, exposed seconds and stretch of back-propagation by
+        pair of link and size). Pairs come sorted by link."""
+        plan = self.resolved.plan
+        out = []
+        for tensors, merged in buffers(self.work, self.resolved.model, plan=plan, law=known.law):
+            place = np.searchsorted(self._kept, merged.ready)
+            encoded_s = np.cumsum(merged.encode_s)
+            encode_s = float(encoded_s[-1]) if len(encoded_s) else 0.0
+            compression_s = float(merged.encode_s.sum() + merged.between_s.sum() + merged.decode_s.sum())
+            exposed_s, factor = np.zeros(len(link)), np.ones(len(link))
+            step = max(ELEMENTS // max(len(merged.ready), 1), 1)
+            for first in range(0, len(link), step):
+                part = slice(first, first + step)
+                used, which = np.unique(link[part], return_inverse=True)
+                cluster = links.at(self.resolved.cluster, used)
+                comm_s = self._messages(tensors, merged, cluster, known.message_s, len(used))
+                total_s = comm_s.sum(axis=(0, 2))
+                if plan.overlap == "none" or not len(merged.ready):
+                    exposed_s[part] = total_s[which]
+                    continue
+                served_s = encoded_s - (np.cumsum(comm_s[0], axis=-1) - comm_s[0])
+                ended_s = batches.done_s[size[part]][:, place]
+                exposed_s[part], factor[part] = waits(
+                    ended_s, served_s[which], total_s[which], batches.done_s[size[part], -1], encode_s, known.interference
+                )  # fmt: skip
+            out.append((compression_s, exposed_s, factor))
+        return out
+
+    def _messages(self, tensors: Any, merged: Any, cluster: Cluster, message_s: float, count: int) -> Array:
+        """Seconds of every collective, shape (phases, links, buffers)."""
+        algorithm = self.resolved.plan.algorithm
+        chosen = None if algorithm == "auto" else algorithm
+        seconds = np.empty((len(merged.sent), count, len(merged.ready)))
+        for phase, (op, share, sent) in enumerate(zip(tensors.module.OP, tensors.shares, merged.sent, strict=True)):
+            of = network.seconds_fn(op, cluster=cluster, algorithm=chosen)
+            seconds[phase] = message_seconds(of, sent, share, message_s)
+        return seconds
+
+    def figures(
+        self, end_s: Any, breakdown: Mapping[str, Any], busy_s: Any, micro: Any, accum: Any, flops: Any, peak_flops: float
+    ) -> Columns:
+        """Rates, terms and money of points; numbers or arrays."""
+        return figures(
+            self.resolved, self.tokens, end_s=end_s, breakdown=breakdown, busy_s=busy_s, micro=micro, accum=accum,
+            flops=flops, peak_flops=peak_flops,
+        )  # fmt: skip
+
+
+def _rows(found: Compute, index: Any) -> Compute:
+    """The Compute of some of its points."""
+    return Compute(**{f.name: getattr(found, f.name)[index] for f in fields(Compute)})
+
+
+def figures(
+    resolved: Resolved, tokens: int, *, end_s: Any, breakdown: Mapping[str, Any], busy_s: Any, micro: Any, accum: Any,
+    flops: Any, peak_flops: float,
+) -> Columns:  # fmt: skip
+    """The columns that follow from the end of a step, by the formulas of `simkit.predict`; numbers or arrays."""
+    plan, cluster = resolved.plan, resolved.cluster
+    samples = micro * accum * plan.dp
+    money, _, _ = cost(
+        cluster, resolved.scenario, step_s=end_s, busy=np.minimum(busy_s / end_s, 1.0), samples_per_step=samples,
+        tokens_per_step=samples * tokens,
+    )  # fmt: skip
+    out: Columns = {
+        "micro_batch": micro,
+        "grad_accum": accum,
+        "global_batch": samples,
+        "gpus": cluster.gpus,
+        "method": plan.method,
+        "iteration_time_s": end_s,
+        "samples_per_s": samples / end_s,
+        "mfu": 3.0 * flops * accum / (end_s * peak_flops),
+        **breakdown,
+        **money,
+    }
+    if tokens:
+        out |= {
+            "tokens_per_s": samples * tokens / end_s,
+            "tokens_per_s_per_gpu": samples * tokens / end_s / cluster.gpus,
+        }
+    return {name: np.broadcast_to(np.asarray(value, dtype=_kind(value)), np.shape(end_s)) for name, value in out.items()}
+
+
+def _kind(value: Any) -> Any:
+    return object if isinstance(value, str) else None
+
+
+def point(scenario: Scenario) -> Columns:
+    """The columns of one point, by the line that `predict` takes; ``refused`` where there is no answer."""
+    try:
+        resolved = planned(resolve(scenario))
+        found = evaluate(resolved)
+    except (InputError, RefusedError) as error:
+        return {"refused": str(error)}
+    plan, model = resolved.plan, resolved.model
+    tokens = plan.seq_len if isinstance(model.spec, TransformerSpec) and model.input_kind == "tokens" else 0
+    peak_flops, _ = peak(found.device, plan.precision, fp16_accumulate=plan.fp16_accumulate)
+    busy_s = found.timelines[0].busy_s.get("compute", found.end_s)
+    return figures(
+        resolved, tokens, end_s=found.end_s, breakdown=found.breakdown, busy_s=busy_s, micro=plan.micro_batch,
+        accum=plan.grad_accum, flops=float(found.compute.model_flops), peak_flops=peak_flops,
+    ) | {
+        "peak_memory_gib": found.memory.device_bytes / GIB,
+        "fits": found.memory.fits,
+        "why_not": found.memory.why_not,
+    }  # fmt: skip
+
+
+class Structure:
+    """All points that share names and choices. `fixed`: micro-batch and accumulation are given for every point."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.reason, self.arrays = "", False
+        try:
+            resolved = resolve(scenario)
+            choose = "method" in resolved.open and resolved.cluster.nodes > 1
+            first = planned(replace(resolved, open=resolved.open - {"method"}))
+            every = [first, rival(first)] if choose else [first]
+            self.resolved = first
+            self.arrays = all(Case.takes_arrays(one) for one in every)
+            self.cases = [Case(one) for one in every] if self.arrays else []
+        except (InputError, RefusedError) as error:
+            self.reason = str(error)
+
+    def answers(self, micro: Ints, accum: Ints, link: Ints, links: Links) -> Columns:
+        """The columns of these points. Raises InputError and RefusedError for a network that cannot be priced."""
+        plain = self.cases[0].answers(micro, accum, link, links)
+        if len(self.cases) == 1:
+            return plain
+        other = self.cases[1].answers(micro, accum, link, links)
+        better = (other["iteration_time_s"] * GAIN < plain["iteration_time_s"]) & (other["fits"] | ~plain["fits"])
+        return {name: np.where(better, other[name], plain[name]) for name in plain}
+
+
+__all__ = ["Case", "Columns", "Links", "Structure", "figures", "point"]
