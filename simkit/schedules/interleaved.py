@@ -1,0 +1,105 @@
+"""Interleaved 1F1B: a stage holds v chunks of the model, and a micro-batch passes the stages v times.
+
+Stage r starts with (p - r - 1)·2 + (v - 1)·p forward passes of chunks, in groups of p micro-batches a chunk.
+
+    equal stages    end = (m + (p-1)/v) (f + b)        bubble (p-1)/(v m) of the ideal time, exact
+    uneven stages   the longest path of `_common.sojourn` over chunks: a lower bound
+
+The bound was held against the recurrence of `simkit.des.pipeline` on random pipelines with p <= 12, m/p <= 6, v <= 5:
+stages equal but for one or two (embedding, head): exact; stages within 10 % of each other: exact on 93 % of them, mean
+error 0.06 %, at worst 2.3 % short; lognormal stages (sigma 0.5): exact on 90 %, mean 0.2 %, at worst 6.5 % short.
+Receives that block are spread evenly over the chunks of a stage (within 1 % where all messages are 5 % of the step).
+With messages of c that overlap: + 2 c (p v - 1), exact for equal stages while c is small beside a chunk's pass.
+
+A stage holds (p - r - 1)·2 + (v - 1)·p + 1 chunks' activations, each 1/v of a stage's.
+Sources: Narayanan et al. (arXiv 2104.04473), section 2.2; order as in Megatron-LM, `forward_backward_pipelining_with_
+interleaving` and `get_schedule_table`; flexible groups as in PyTorch's `ScheduleInterleaved1F1B`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simkit.errors import InputError
+from simkit.schedules._common import (
+    BACKWARD,
+    FORWARD,
+    Event,
+    Num,
+    Pipeline,
+    blockwise,
+    finish,
+    inputs,
+    lagged,
+    received,
+    sojourn,
+    sweeps,
+    uniform,
+)
+
+
+def allowed(micro_batches: Num, stages: int, *, flexible: bool = False) -> NDArray[np.bool_]:
+    """Whether so many micro-batches can be interleaved over `stages`; arrays.
+
+    Strict (Megatron-LM): m % p == 0. Flexible (PyTorch): m % max(1, m // p) == 0.
+    """
+    m = np.asarray(micro_batches)
+    return np.asarray(m % (np.maximum(1, m // stages) if flexible else stages) == 0)
+
+
+def group(*, stages: int, micro_batches: int, flexible: bool = False) -> int:
+    """Micro-batches that pass one chunk before the next chunk's turn. Raises InputError where they do not divide."""
+    rounds = max(1, micro_batches // stages)
+    if allowed(micro_batches, stages, flexible=flexible):
+        return micro_batches // rounds if flexible else stages
+    near = rounds * stages
+    if flexible:
+        what, hint = f"does not divide into {rounds} rounds of the interleaved schedule", f"use {near}"
+    else:
+        what = f"is no multiple of pp = {stages}, which the interleaved schedule needs"
+        hint = f"use {near} or {near + stages}, or vpp = 1"
+    raise InputError(what, key="grad_accum", value=micro_batches, hint=hint)
+
+
+def order(stage: int, *, stages: int, micro_batches: int, virtual: int = 1, flexible: bool = False) -> list[Event]:
+    """Warm-up, one forward and one backward chunk in turn, cool-down. Raises InputError where m does not divide.
+
+    >>> [f"{k}{i}.{c}" for k, i, c in order(1, stages=2, micro_batches=2, virtual=2)]
+    ['F0.0', 'F1.0', 'F0.1', 'B0.1', 'F1.1', 'B1.1', 'B0.0', 'B1.0']
+    """
+    size = group(stages=stages, micro_batches=micro_batches, flexible=flexible)
+    total, turn = micro_batches * virtual, size * virtual
+
+    def passed(k: int, kind: str) -> Event:
+        chunk = k % turn // size
+        return kind, k // turn * size + k % size, chunk if kind == FORWARD else virtual - 1 - chunk
+
+    warm = min((stages - stage - 1) * 2 + (virtual - 1) * size, total)
+    out = [passed(k, FORWARD) for k in range(warm)]
+    for k in range(total - warm):
+        out += [passed(warm + k, FORWARD), passed(k, BACKWARD)]
+    return out + [passed(k, BACKWARD) for k in range(total - warm, total)]
+
+
+def seconds(
+    forward_s: Num, backward_s: Num, *, micro_batches: Num, virtual: Num = 1, p2p_s: Num = 0.0, weight_s: Num = None,
+    overlap_p2p: bool = False,
+) -> Pipeline:
+    """The closed form above; `weight_s` has no meaning here. It holds where `allowed`, which the caller asks (a sweep
+    keeps such points with their reason). Raises InputError for malformed arrays."""
+    x = inputs(forward_s, backward_s, micro_batches=micro_batches, virtual=virtual, p2p_s=p2p_s)
+    c = x.c * float(x.hops > 0 and not overlap_p2p)
+    # Chunk 0 of the first stage and the last chunk of the last one receive nothing.
+    f = x.f / x.v + c * (1.0 - (x.later == x.hops) / x.v)
+    b = x.b / x.v + c * (1.0 - (x.later == 0) / x.v)
+    fill, drain = received(x, overlap_p2p=overlap_p2p)
+    fill, drain = fill - x.f + x.f / x.v, drain - x.b + x.b / x.v
+    warm = 2.0 * x.later + (x.v - 1.0) * x.stages
+    lag = lagged(x, overlap_p2p=overlap_p2p)
+    end_s = blockwise(sojourn, f, b, 0.0 * b, x.m * x.v, warm, lag, fill, drain)
+    if overlap_p2p:
+        end_s = np.maximum(end_s, sweeps(x, x.m + x.hops / x.v, (x.stages * x.v - 1.0) * (x.hops > 0)))
+    held = np.minimum(warm + 1.0, x.m * x.v) / x.v
+    exact = uniform(x.f, x.b) and not x.c.any() and bool(allowed(x.m, x.stages).all())
+    return finish(x, end_s, in_flight=held, exact=exact)
