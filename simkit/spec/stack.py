@@ -30,6 +30,9 @@ _KEYS = frozenset(
         "fused",
         "reduce_dtype",
         "autocast",
+        "accumulation_passes",
+        "host_optimizer",
+        "vocab_multiple",
         "sources",
     }
 )
@@ -40,7 +43,10 @@ class Stack:
     """A software stack. mlm_positions: share of the positions a masked-LM head is computed for. optimizer_bytes: bytes
     moved per parameter and step; optimizer_kernels: launches per tensor and step. fused: point-wise operators that run
     inside a neighbour's kernel, by their names in `simkit.workloads`; reduce_dtype: of the gradient exchange; autocast:
-    weights are cast at each use rather than kept in the dtype of the arithmetic.
+    weights are cast at each use rather than kept in the dtype of the arithmetic; accumulation_passes: gradients read and
+    written, in elements a parameter and micro-batch, to add them to those of earlier micro-batches. host_optimizer: an offloaded optimizer
+    runs on the host's processors (false: its state streams through the device). vocab_multiple: the vocabulary is
+    padded to a multiple of this for each tensor-parallel rank.
     calibration holds at most three fitted constants a file, of ``eager`` (elementwise, host_kernel_s, step_s), ``conv``
     (fp32, tensor) and ``message`` (seconds)."""
 
@@ -56,6 +62,9 @@ class Stack:
     fused: frozenset[str] = frozenset()
     reduce_dtype: str = "fp32"
     autocast: bool = True
+    accumulation_passes: float = 3.0
+    host_optimizer: bool = True
+    vocab_multiple: int = 1
     sources: Mapping[str, str]
     calibration: Mapping[str, Fit]
     file: str = ""
@@ -97,6 +106,9 @@ def _stack(name: str, profiles: tuple[str, ...]) -> Stack:
         compiled=bool(table.get("compiled", False)),
         fused=frozenset(table.get("fused", ())),
         autocast=bool(table.get("autocast", True)),
+        accumulation_passes=float(table.get("accumulation_passes", 3.0)),
+        host_optimizer=bool(table.get("host_optimizer", True)),
+        vocab_multiple=int(table.get("vocab_multiple", 1)),
         reduce_dtype=str(table.get("reduce_dtype", "fp32")),
         sources=MappingProxyType(dict(table.get("sources", {}))),
         calibration=MappingProxyType({k: fit(k, v, file) for k, v in fits.items()}),
