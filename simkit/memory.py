@@ -1,6 +1,7 @@
 """Bytes per device, itemised, the verdict, and the knob that would make it fit.
 
-Data-parallel training keeps on every device (N parameters, E bytes of a master element, 4 for fp32):
+What a rank of sharded training keeps is in `simkit.memory_sharded`, stage by stage; the heaviest stage decides.
+Plain data-parallel training keeps on every device (N parameters, E bytes of a master element, 4 for fp32):
 
     weights      N·E
     casts        N_matrix·2 where matrices are multiplied in 16 bits: autocast keeps the copies for the backward pass
@@ -20,33 +21,34 @@ Sources: Rajbhandari et al., ZeRO (arXiv 1910.02054, section 3); Korthikanti et 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+
+import numpy as np
 
 from simkit import plugins
+from simkit.memory_facts import FRAGMENTATION, memory_facts
+from simkit.memory_sharded import OPTIMIZER_STATES, WORKSPACE_BYTES, StageMemory, memory_of_stages
+from simkit.memory_wayout import divisors, stronger, way_out
 from simkit.price import Compute
-from simkit.program import RECOMPUTE, Program, basis
+from simkit.program import Program, basis
 from simkit.spec.hardware import Device
 from simkit.spec.model import Model, TransformerSpec
 from simkit.spec.plan import DTYPE_BYTES, Plan
 from simkit.units import MIB, format_bytes
 
-OPTIMIZER_STATES = {"adamw": 2.0, "adam": 2.0, "lamb": 2.0, "sgd-momentum": 1.0, "sgd": 0.0, "none": 0.0}
-FRAGMENTATION = 0.05
-"""Reserved over allocated less one: assumed, typical of a warm caching allocator with static shapes."""
-WORKSPACE_BYTES = 128 * MIB
-"""cuBLAS (32 MiB a handle on Hopper, 8 elsewhere) and cuDNN scratch: assumed."""
 CONTEXT_BYTES = {"volta": 420 * MIB, "turing": 420 * MIB, "pascal": 350 * MIB}
 CONTEXT_DEFAULT_BYTES = 520 * MIB
 """CUDA context, loaded kernels and NCCL: assumed from the 0.3 GB of contexts since CUDA 11.7 plus library images."""
+COMMUNICATOR_BYTES = 200 * MIB
+"""Buffers of one NCCL communicator beyond the first: assumed, 16 to 24 channels of a few MiB each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """Bytes per device, itemised, with the verdict. capacity_bytes is what a job can use: the driver's figure less the
-    context and the reserve."""
+    context and the reserve. stage: the heaviest."""
 
     items_bytes: Mapping[str, float]
     allocated_bytes: float
@@ -56,6 +58,9 @@ class Memory:
     fits: bool
     why_not: str = ""
     way_out: str = ""
+    per_stage: tuple[Mapping[str, float], ...] = ()
+    """Items of every stage, with their sums allocated, reserved, device; items_bytes: those of the heaviest."""
+    stage: int = 0
 
 
 def memory(
@@ -67,8 +72,35 @@ def memory(
     compute: Compute,
     exchange_bytes: float,
     reserve_bytes: float,
+    step_s: Callable[[Plan], float] | None = None,
 ) -> Memory:
-    """The itemised memory of one rank. reserve_bytes: what the user wants kept free; compute: prices recomputation."""
+    """The itemised memory of one rank. reserve_bytes: what the user wants kept free; compute: prices recomputation;
+    step_s: seconds of a step under another plan, for what the way out costs."""
+    weigh = _staged if staged(plan, model) else _plain
+    return weigh(
+        program,
+        model,
+        plan=plan,
+        device=device,
+        compute=compute,
+        exchange_bytes=exchange_bytes,
+        reserve_bytes=reserve_bytes,
+        step_s=step_s,
+    )
+
+
+def _plain(
+    program: Program,
+    model: Model,
+    *,
+    plan: Plan,
+    device: Device,
+    compute: Compute,
+    exchange_bytes: float,
+    reserve_bytes: float,
+    step_s: Callable[[Plan], float] | None,
+) -> Memory:
+    """Plain data parallelism over any network."""
     element = DTYPE_BYTES[plan.master_dtype]
     gpu = device.kind == "gpu"
     n = float(model.params)
@@ -97,11 +129,18 @@ def memory(
     context = float(CONTEXT_BYTES.get(device.architecture, CONTEXT_DEFAULT_BYTES)) if gpu else 0.0
     capacity = device.memory_bytes - context - reserve_bytes
     fits = reserved <= capacity
-    why = way_out = ""
+    why = out = ""
     if not fits:
         why = f"needs {format_bytes(reserved)}, {device.title} offers {format_bytes(max(capacity, 0.0))}"
-        way_out = _way_out(plan, capacity, needed, lambda recompute: replay_share(program, compute, recompute))
-        way_out = way_out or _hopeless(plan, capacity, fixed, min(needed(1, r) for r in _stronger(plan)))
+
+        def fitting(p: Plan) -> bool:
+            if staged(p, model):
+                return _heaviest(memory_of_stages(program, model, p, exchange_bytes=exchange_bytes)) <= capacity
+            return needed(p.micro_batch, p.recompute) <= capacity
+
+        added = partial(replay_share, program, compute)
+        out = way_out(plan, model.spec, fits=fitting, added_share=added, step_s=step_s)
+        out = out or _hopeless(plan, capacity, fixed, min(needed(1, r) for r in stronger(plan)))
     items = {k: fixed[k] for k in ("weights", "casts", "gradients", "optimizer")}
     items |= {"activations": activations, "logits": logits}
     items |= {k: fixed[k] for k in ("exchange", "buffers", "workspace")}
@@ -113,7 +152,84 @@ def memory(
         capacity_bytes=capacity,
         fits=fits,
         why_not=why,
-        way_out=way_out,
+        way_out=out,
+    )
+
+
+def staged(plan: Plan, model: Model) -> bool:
+    """Whether the job is weighed stage by stage: any degree or ZeRO, or a stack with states of its own kind."""
+    spec = model.spec
+    if not isinstance(spec, TransformerSpec) or spec.kind not in ("decoder", "encoder"):
+        return False
+    degrees = plan.tp * plan.pp * plan.cp * plan.ep > 1 or plan.zero > 0 or plan.offload != "none"
+    return degrees or memory_facts(plan.stack).model_weights
+
+
+def context_bytes(plan: Plan, device: Device) -> float:
+    """What the driver and the libraries take: the context and one communicator a group of ranks."""
+    if device.kind != "gpu":
+        return 0.0
+    groups = sum(n > 1 for n in (plan.dp, plan.tp, plan.pp, plan.cp, plan.ep))
+    context = float(CONTEXT_BYTES.get(device.architecture, CONTEXT_DEFAULT_BYTES))
+    return context + COMMUNICATOR_BYTES * max(groups - 1, 0)
+
+
+def _heaviest(found: StageMemory) -> float:
+    return float(found.reserved_bytes.max())
+
+
+def _staged(
+    program: Program,
+    model: Model,
+    *,
+    plan: Plan,
+    device: Device,
+    compute: Compute,
+    exchange_bytes: float,
+    reserve_bytes: float,
+    step_s: Callable[[Plan], float] | None,
+) -> Memory:
+    workspace = float(WORKSPACE_BYTES) if device.kind == "gpu" else 0.0
+
+    def weighed(p: Plan) -> StageMemory:
+        return memory_of_stages(program, model, p, exchange_bytes=exchange_bytes, workspace_bytes=workspace)
+
+    found = weighed(plan)
+    stage = int(np.argmax(found.reserved_bytes))
+    context = context_bytes(plan, device)
+    per_stage = []
+    for i in range(plan.pp):
+        allocated, reserved = float(found.allocated_bytes[i]), float(found.reserved_bytes[i])
+        sums = {"allocated": allocated, "reserved": reserved, "device": reserved + context}
+        per_stage.append(found.stage(i) | {"fragmentation": reserved - allocated, "context": context} | sums)
+    heaviest = per_stage[stage]
+    items = {k: v for k, v in heaviest.items() if k not in ("allocated", "reserved", "device")}
+    capacity = device.memory_bytes - context - reserve_bytes
+    fits = heaviest["reserved"] <= capacity
+    why = out = ""
+    if not fits:
+        where = f"stage {stage} of {plan.pp} needs" if plan.pp > 1 else "needs"
+        why = f"{where} {format_bytes(heaviest['reserved'])}, {device.title} offers {format_bytes(max(capacity, 0.0))}"
+
+        def fitting(p: Plan) -> bool:
+            room = device.memory_bytes - context_bytes(p, device) - reserve_bytes
+            return _heaviest(weighed(p)) <= room
+
+        added = partial(replay_share, program, compute)
+        out = way_out(plan, model.spec, fits=fitting, added_share=added, step_s=step_s)
+        least = replace(plan, micro_batch=1, grad_accum=plan.micro_batch * plan.grad_accum, recompute="full")
+        out = out or _hopeless(plan, capacity, items, _heaviest(weighed(least)))
+    return Memory(
+        items_bytes=items,
+        allocated_bytes=heaviest["allocated"],
+        reserved_bytes=heaviest["reserved"],
+        device_bytes=heaviest["device"],
+        capacity_bytes=capacity,
+        fits=fits,
+        why_not=why,
+        way_out=out,
+        per_stage=tuple(per_stage),
+        stage=stage,
     )
 
 
@@ -142,38 +258,6 @@ def exchange_bytes(model: Model, plan: Plan) -> float:
     return float(sum(module.memory_bytes(shapes, plan=plan, ranks=plan.dp).values()))
 
 
-def _way_out(
-    plan: Plan, capacity: float, needed: Callable[[float, str], float], added_share: Callable[[str], float]
-) -> str:
-    """The cheapest knob that brings the job under the capacity at the same global batch, as one sentence.
-
-    needed(micro_batch, recompute): reserved bytes; added_share(recompute): what recomputation adds to the compute.
-    """
-    samples = int(plan.micro_batch * plan.grad_accum)
-    sizes = [d for d in divisors(samples) if d <= plan.micro_batch]
-    stronger = _stronger(plan)[1:]
-    # A smaller micro-batch first, then recomputation at this one, then both.
-    tries = [(d, plan.recompute) for d in sizes if d < plan.micro_batch]
-    tries += [(sizes[0], r) for r in stronger] + [(d, r) for r in stronger for d in sizes[1:]]
-    for micro_batch, recompute in tries:
-        if needed(micro_batch, recompute) > capacity:
-            continue
-        parts = []
-        if micro_batch < plan.micro_batch:
-            parts.append(f"micro_batch={micro_batch} with grad_accum={samples // micro_batch}")
-        if recompute == plan.recompute:
-            return f"{parts[0]} fits"
-        parts.append(f"recompute={recompute}")
-        extra = added_share(recompute) - added_share(plan.recompute)
-        return f"{' and '.join(parts)} fits; recomputation adds {extra:.0%} to the compute"
-    return ""
-
-
-def _stronger(plan: Plan) -> tuple[str, ...]:
-    """The recomputation of the plan and every stronger one."""
-    return RECOMPUTE[RECOMPUTE.index(plan.recompute) :]
-
-
 def _hopeless(plan: Plan, capacity: float, fixed: Mapping[str, float], least_bytes: float) -> str:
     """What one sample a micro-batch and full recomputation still lack, and why."""
     states = fixed["weights"] + fixed["gradients"] + fixed["optimizer"]
@@ -187,7 +271,4 @@ def _hopeless(plan: Plan, capacity: float, fixed: Mapping[str, float], least_byt
     return f"{least}: take a larger card or {'a shorter sequence' if plan.seq_len else 'smaller images'}"
 
 
-def divisors(samples: int) -> list[int]:
-    """Divisors, largest first; of a huge number those up to 1000 and their partners."""
-    small = [d for d in range(1, min(math.isqrt(samples), 1000) + 1) if samples % d == 0]
-    return sorted({*small, *(samples // d for d in small)}, reverse=True)
+__all__ = ["FRAGMENTATION", "OPTIMIZER_STATES", "Memory", "StageMemory", "divisors", "memory", "memory_of_stages"]

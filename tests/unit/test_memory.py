@@ -225,7 +225,7 @@ def test_publicly_known_verdicts() -> None:
 
 # -- the way out ------------------------------------------------------------------------------------------------------
 
-KNOB = re.compile(r"(micro_batch|grad_accum|recompute)=(\w+)")
+KNOB = re.compile(r"(micro_batch|grad_accum|recompute|zero|tp|dp)=(\w+)")
 
 
 @settings(max_examples=60, deadline=None)
@@ -249,10 +249,10 @@ def test_the_way_out_really_fits(
         least = predict(**fields, micro_batch=1, grad_accum=1, recompute="full")
         assert not least.fits, report.memory.way_out
         return
-    taken = {"micro_batch": micro_batch, "grad_accum": grad_accum}
+    taken = {"micro_batch": micro_batch, "grad_accum": grad_accum, "dp": ranks}
     taken |= {k: int(v) for k, v in said.items() if k != "recompute"}
     recompute = said.get("recompute", "none")
-    assert taken["micro_batch"] * taken["grad_accum"] == micro_batch * grad_accum
+    assert taken["micro_batch"] * taken["grad_accum"] * taken["dp"] == micro_batch * grad_accum * ranks
     assert predict(**fields, **taken, recompute=recompute).fits
 
 
