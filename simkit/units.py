@@ -130,13 +130,11 @@ def format_s(value: float) -> str:
     """Seconds as people read them: ``0.000031 -> '31 us'``, ``93600 -> '26 h'``."""
     if value == 0:
         return "0 s"
-    return (
-        _scaled(
-            value, ((86400 * 2, "days"), (7200, "h"), (600, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
-        )
-        if abs(value) < 86400 * 2
-        else f"{value / 86400:.4g} days"
-    )
+    # Long times change the unit late: 90 s, 59 min and 47 h are easier to compare than 1.5 min, 0.98 h and 1.96 days.
+    for least, scale, unit in ((2 * 86400.0, 86400.0, "days"), (7200.0, 3600.0, "h"), (600.0, 60.0, "min")):
+        if abs(value) >= least:
+            return f"{value / scale:.4g} {unit}"
+    return _scaled(value, ((1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")))
 
 
 def format_bytes(value: float) -> str:

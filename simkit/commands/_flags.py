@@ -118,6 +118,14 @@ def add_scenario(parser: Parser, *, several: bool = False) -> None:
         metavar="KEY=VALUE",
         help="one key of the scenario; repeatable, wins over FILE",
     )
+    parser.add_argument(
+        "--from",
+        dest="sources",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="settings of Megatron-LM (a script), DeepSpeed, accelerate or torchtitan; repeatable, all else wins",
+    )
     add_fields(parser, several=several)
     add_profiles(parser)
     parser.add_argument(
@@ -177,7 +185,16 @@ def base_values(args: argparse.Namespace) -> dict[str, Any]:
     return apply_set(values, args.set)
 
 
+def base(args: argparse.Namespace, values: Mapping[str, Any] | None = None) -> Scenario:
+    """The scenario of --from, FILE and --set, over which `values` win."""
+    fields = base_values(args) | dict(values or {})
+    if not args.sources:
+        return Scenario.of(fields, profiles=profiles(args), models=tuple(args.models))
+    from simkit.spec.imports import scenario as imported
+
+    return imported(args.sources, fields, profiles=profiles(args), models=tuple(args.models))
+
+
 def scenario(args: argparse.Namespace, **fields: Any) -> Scenario:
-    """The scenario of one command line: FILE, then --set, then flags."""
-    values: Mapping[str, Any] = base_values(args) | given(args) | fields
-    return Scenario.of(values, profiles=profiles(args), models=tuple(args.models))
+    """The scenario of one command line: --from, then FILE, then --set, then flags."""
+    return base(args, given(args) | fields)

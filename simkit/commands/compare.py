@@ -25,15 +25,13 @@ def configure(parser: _flags.Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from simkit.compare import compare
-    from simkit.spec.scenario import Scenario
 
     axes = {name: _values(name, texts) for name, texts in _flags.given(args).items()}
     if not any(len(values) > 1 for values in axes.values()):
         raise InputError(
             "has one case only", key="compare", hint="repeat a flag or give a comma list: --method s-sgd,acp-sgd"
         )
-    base = Scenario.of(_flags.base_values(args), profiles=_flags.profiles(args), models=tuple(args.models))
-    found = compare([base], **axes)
+    found = compare([_flags.base(args)], **axes)
     found.base  # noqa: B018  # raises the reason where nothing could be predicted
     if args.html:
         from simkit.plot import comparison_page

@@ -5,6 +5,7 @@ What is not given is filled in and stated. Examples:
   simkit predict --cluster 50x3080
   simkit predict --cluster 8x4x2080ti --inter 10gbe --model bert-large --method acp-sgd --rank 32 --json
   simkit predict run.yaml --set micro_batch=4 --html answer.html
+  simkit predict --from pretrain_gpt.sh --from ds_config.json --cluster 4x8xa100
 """
 
 from __future__ import annotations
