@@ -21,10 +21,11 @@ _LAZY = {
     "Report": "simkit.report",
     "Scenario": "simkit.spec.scenario",
     "compare": "simkit.compare",
+    "sweep": "simkit.sweep",
     "validate": "simkit.validate",
     "InputError": "simkit.errors",
 }
-__all__ = ["InputError", "Report", "Scenario", "__version__", "compare", "predict", "validate"]
+__all__ = ["InputError", "Report", "Scenario", "__version__", "compare", "predict", "sweep", "validate"]
 
 if TYPE_CHECKING:
     from simkit.compare import compare
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from simkit.predict import predict
     from simkit.report import Report
     from simkit.spec.scenario import Scenario
+    from simkit.sweep import sweep
     from simkit.validate import validate
 
 

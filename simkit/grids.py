@@ -81,7 +81,7 @@ def text(Bps: float, latency_s: float) -> str:
 def _short(value: float) -> str:
     """Without the last digits where they are rounding alone."""
     short = f"{value:.14g}"
-    return short if math.isclose(float(short), value, rel_tol=5e-16) else repr(value)
+    return short if math.isclose(float(short), value, rel_tol=5e-16) else repr(float(value))
 
 
 def axes(grid: Mapping[str, Any]) -> tuple[Axis, ...]:
@@ -94,7 +94,7 @@ def axes(grid: Mapping[str, Any]) -> tuple[Axis, ...]:
     for key, given in grid.items():
         name = str(key).strip().replace("-", "_")
         if name not in FIELDS:
-            raise unknown("axis", key, FIELDS, key="--grid")
+            raise unknown("axis", key, FIELDS, key="--grid", see="simkit sweep --help")
         if any(axis.name == name for axis in found):
             raise InputError("is given twice", key="--grid", value=name, hint="write one --grid for each field")
         found.append(axis(name, given))
@@ -174,7 +174,7 @@ def _spaced(name: str, part: str, steps: str, low: float, high: float) -> Array:
     along = _places(name, part, steps, low, high)
     if steps.startswith("*") or steps.endswith(":log"):
         _positive(name, part, low, high)
-        values = low * (high / low) ** along if low != high else np.full(len(along), low)
+        values: Array = low * (high / low) ** along
     else:
         values = low + (high - low) * along
     values[along == 0.0], values[along == 1.0] = low, high
@@ -198,7 +198,8 @@ def _places(name: str, part: str, steps: str, low: float, high: float) -> Array:
             )
         count = math.floor(math.log(high / low) / math.log(factor) + _EXACT) + 1
         _bounded(name, part, count)
-        return np.arange(count) * (math.log(factor) / math.log(high / low)) if count > 1 else np.zeros(1)
+        found: Array = np.arange(count) * (math.log(factor) / math.log(high / low)) if count > 1 else np.zeros(1)
+        return found
     digits = steps.removesuffix(":log")
     if not re.fullmatch(r"[0-9]{1,12}", digits) or int(digits) < 1:
         raise InputError("has no count of at least 1", key=name, value=part, hint=FORMS)

@@ -234,7 +234,7 @@ def _network_evidence(cluster: Cluster) -> str:
 
 def _math_share(found: Evaluation) -> float:
     """Share of forward and backward time that arithmetic rather than memory bounds."""
-    return found.compute.math_share
+    return float(found.compute.math_share)
 
 
 def _network_bound(found: Evaluation, resolved: Resolved) -> str:

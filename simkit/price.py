@@ -16,7 +16,14 @@ from simkit.program import Ops, Program, basis
 from simkit.roofline import Array, Columns, Law
 from simkit.spec.hardware import Device
 from simkit.spec.plan import DTYPE_BYTES, Plan
-from simkit.spec.priors import DEFAULT_FRACTION, DEFAULT_KERNEL_S, gemm_prior, prior
+from simkit.spec.priors import (
+    DEFAULT_FRACTION,
+    DEFAULT_KERNEL_S,
+    attention_prior,
+    flop_per_clock,
+    gemm_prior,
+    prior,
+)
 from simkit.spec.stack import Stack
 
 
@@ -73,6 +80,13 @@ def pricing(
     memory = fits.get("memory")
     fraction = memory["fraction"] if memory is not None else prior("memory", "fraction", DEFAULT_FRACTION)
     evidence["memory"] = memory.evidence if memory is not None else "assumed"
+    stream = gemm.get("stream", fraction) / fraction if gemm is not None else 1.0
+    fused = fits.get(f"attention.{dtype}") or fits.get(f"attention.{_SIBLING.get(dtype, '')[5:]}")
+    if fused is not None:
+        attention_ceiling, attention_depth = fused["ceiling"], fused["depth"]
+    else:
+        attention_ceiling, attention_depth = attention_prior(device, ceiling)
+    evidence["attention"] = fused.evidence if fused is not None else "assumed"
     kernel = fits.get("kernel")
     kernel_s = kernel["seconds"] if kernel is not None else prior("kernel", "seconds", DEFAULT_KERNEL_S)
     evidence["kernel"] = kernel.evidence if kernel is not None else "assumed"
@@ -89,6 +103,10 @@ def pricing(
         depth=depth,
         sm_count=float(device.sm_count or max(1, round(flops / 1e12))),
         memory_Bps=device.memory_Bps * fraction,
+        flop_per_clock=flop_per_clock(device, flops) or roofline.OPERAND_FLOP_PER_CLOCK,
+        stream=stream,
+        attention_ceiling=attention_ceiling,
+        attention_depth=attention_depth,
         conv=conv,
         elementwise=eager.get("elementwise", 1.0) if eager is not None else 1.0,
         kernel_s=kernel_s,
@@ -115,6 +133,7 @@ def scaled(law: Law, scales: Scales) -> Law:
     )
 
 
+Num = Any
 STEEPNESS = 6.0
 """How sharply device and host trade places as the slower one: assumed (any p above 4 scores alike)."""
 
@@ -126,20 +145,21 @@ def hosted(gpu_s: Any, host_s: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Compute:
-    """Seconds of each unique operator of one micro-batch; math_bound: arithmetic rather than memory bounds it."""
+    """Seconds of each unique operator of one micro-batch; *_math: arithmetic rather than memory bounds it. Sums are
+    numbers, or arrays over points."""
 
     forward_s: Array
     backward_s: Array
     forward_math: NDArray[np.bool_]
     backward_math: NDArray[np.bool_]
-    saved_bytes: float
-    logits_bytes: float
-    model_flops: float
-    forward_total_s: float
-    backward_total_s: float
-    math_share: float
+    saved_bytes: Num
+    logits_bytes: Num
+    model_flops: Num
+    forward_total_s: Num
+    backward_total_s: Num
+    math_share: Num
 
-    def total(self, ops: Ops, *, backward: bool) -> float:
+    def total(self, ops: Ops, *, backward: bool) -> Num:
         return self.backward_total_s if backward else self.forward_total_s
 
 

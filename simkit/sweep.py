@@ -3,7 +3,7 @@
 >>> found = simkit.sweep(model="bert-large", cluster="8x4x2080ti", grid={"inter": "1Gb/s@5us:100Gb/s@5us:1000"})
 >>> found["inter_Bps"], found["iteration_time_s"]
 
-Axes are cut in two kinds. ``micro_batch``, ``grad_accum`` and links given as RATE@LATENCY enter the formulas as arrays; all
+Axes are of two kinds. ``micro_batch``, ``grad_accum`` and links given as RATE@LATENCY enter the formulas as arrays; all
 others (names, choices, and numbers that change what is computed: rank, bucket_mb, seq_len, …) are resolved once each.
 Every point equals `predict` of the same scenario. A point without an answer keeps its place, with the reason in
 ``refused``; one that does not fit into memory keeps its times, with the reason in ``why_not``.
@@ -48,10 +48,11 @@ def sweep(
 ) -> dict[str, NDArray[Any]]:
     """Every point of a grid as columns: ``{name: array over the points}``, the last axis of the grid varying fastest.
 
-    grid: ``{field: values}``; values are a sequence, one value, or text of the forms in `simkit.grids`. given: fields that
-    hold for all points. Columns: the axes (links also as ``inter_Bps``, ``inter_latency_s``), micro_batch, grad_accum,
-    global_batch, gpus, method, times and rates, the disjoint terms of the step, peak_memory_gib, fits, why_not, money,
-    refused. A figure that a point lacks is NaN. Memory grows with the points; `blocks` yields them piece by piece.
+    grid: ``{field: values}``; values are a sequence, one value, or text of the forms in `simkit.grids`. given: fields
+    that hold for all points. Columns: the axes (links also as ``inter_Bps``, ``inter_latency_s``), micro_batch,
+    grad_accum, global_batch, gpus, method, times and rates, the disjoint terms of the step, peak_memory_gib, fits,
+    why_not, money, refused. A figure that a point lacks is NaN. Memory grows with the points; `Sweep.blocks` yields
+    them piece by piece.
     Raises InputError for an unknown axis, a bad value, more than `simkit.grids.MAX_POINTS` points.
     """
     asked = Sweep(Scenario.of(given, profiles=tuple(map(str, profiles)), models=tuple(map(str, models))), axes(grid))
@@ -69,7 +70,7 @@ class Sweep:
         self.shape = tuple(len(axis) for axis in self.axes)
         self.points = int(np.prod([float(n) for n in self.shape]))
         self._given = frozenset(scenario) | {axis.name for axis in self.axes}
-        # A global batch ties micro-batch and accumulation together: which of the three follows is settled point by point.
+        # A global batch ties micro-batch and accumulation together; which of them follows is settled point by point.
         self._tied = "global_batch" in self._given
         self._numeric = [i for i, a in enumerate(self.axes) if a.described or a.name in BATCH]
         self._fixed = [i for i in range(len(self.axes)) if i not in self._numeric]
@@ -138,9 +139,7 @@ class Sweep:
         chosen = {self.axes[i].name: self.axes[i].value(at) for i, at in zip(self._fixed, key, strict=True)}
         for i in self._numeric:
             axis = self.axes[i]
-            if axis.name not in BATCH:
-                chosen[axis.name] = axis.value(0)
-            elif not self._tied:
+            if axis.name not in BATCH or not self._tied:
                 chosen[axis.name] = axis.value(0)
         made = Structure(self.scenario.with_(**chosen))
         self._structures[key] = made
@@ -211,8 +210,8 @@ class Sweep:
             if name in out and name not in known:
                 out[name][at] = value
         if "other_s" in out and "iteration_time_s" in found:
-            named = [found[name] for name in (*TERMS, *SHARDED_TERMS) if name in found]
-            out["other_s"][at] = np.maximum(found["iteration_time_s"] - sum(named), 0.0)
+            rest = found["iteration_time_s"] - sum(found[name] for name in (*TERMS, *SHARDED_TERMS) if name in found)
+            out["other_s"][at] = np.where(rest > 1e-9 * found["iteration_time_s"], rest, np.nan)
 
 
 __all__ = ["BLOCK", "Sweep", "sweep"]

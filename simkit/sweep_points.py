@@ -31,7 +31,7 @@ from simkit.spec.hardware import Cluster, Device, Link
 from simkit.spec.model import TransformerSpec
 from simkit.spec.resolve import Resolved, resolve
 from simkit.spec.scenario import Scenario
-from simkit.timeline import terms, waits
+from simkit.timeline import terms
 from simkit.units import GIB
 
 Array = NDArray[np.float64]
@@ -182,12 +182,18 @@ class Case:
         end_s, busy = np.zeros(len(size)), np.zeros(len(size))
         every = [(0.0, np.zeros(len(pairs)), np.ones(len(pairs)))]
         if plan.dp > 1:
-            every = self._waits(known, batches, *divmod(pairs, len(batches.flops)), links)
+            which, at = divmod(pairs, len(batches.flops))
+            every = self._waits(known, batches, which, at, links)
         for number, (compression_s, exposed_s, factor) in enumerate(every):
             found, busy_s, ended_s = terms(
-                forward_s=forward_s, backward_s=backward_s * factor[pair], earlier_s=earlier_s,
-                compression_s=compression_s, exposed_s=exposed_s[pair], optimizer_s=known.optimizer_s, host_s=known.host_s,
-            )  # fmt: skip
+                forward_s=forward_s,
+                backward_s=backward_s * factor[pair],
+                earlier_s=earlier_s,
+                compression_s=compression_s,
+                exposed_s=exposed_s[pair],
+                optimizer_s=known.optimizer_s,
+                host_s=known.host_s,
+            )
             busy = busy_s if number == 0 else busy
             end_s += ended_s / len(every)
             for name, value in found.items():
@@ -225,10 +231,10 @@ class Case:
                     exposed_s[part] = total_s[which]
                     continue
                 served_s = encoded_s - (np.cumsum(comm_s[0], axis=-1) - comm_s[0])
-                ended_s = batches.done_s[size[part]][:, place]
+                done_s = batches.done_s[size[part]]
                 exposed_s[part], factor[part] = waits(
-                    ended_s, served_s[which], total_s[which], batches.done_s[size[part], -1], encode_s, known.interference
-                )  # fmt: skip
+                    done_s[:, place], served_s[which], total_s[which], done_s[:, -1], encode_s, known.interference
+                )
             out.append((compression_s, exposed_s, factor))
         return out
 
@@ -243,13 +249,48 @@ class Case:
         return seconds
 
     def figures(
-        self, end_s: Any, breakdown: Mapping[str, Any], busy_s: Any, micro: Any, accum: Any, flops: Any, peak_flops: float
+        self,
+        end_s: Any,
+        breakdown: Mapping[str, Any],
+        busy_s: Any,
+        micro: Any,
+        accum: Any,
+        flops: Any,
+        peak_flops: float,
     ) -> Columns:
         """Rates, terms and money of points; numbers or arrays."""
         return figures(
             self.resolved, self.tokens, end_s=end_s, breakdown=breakdown, busy_s=busy_s, micro=micro, accum=accum,
             flops=flops, peak_flops=peak_flops,
         )  # fmt: skip
+
+
+def waits(
+    ended_s: Array, served_s: Array, comm_s: Array, backward_s: Array, encode_s: float, rho: float
+) -> tuple[Array, Array]:
+    """(exposed seconds, factor by which back-propagation stretches) of many one-phase ``inline`` steps at once.
+
+    With F_i the end of the segment that completes bucket i, counted from the begin of back-propagation, E_i the
+    encoding up to
+    bucket i, c its collective, C = cumsum(c), the network is free at  C_n + max_i (F_i + E_i - C_{i-1}); the device
+    has waited
+    what lies behind backward + E_n. Hidden communication slows back-propagation (`simkit.timeline`), after
+    which the same holds for the stretched F.
+
+    ended_s: F, shape (points, buckets); served_s: E_i - C_{i-1}, the same shape; comm_s: C_n and backward_s, shape
+    (points,); encode_s: E_n; rho: seconds of compute that a second of hidden communication costs.
+    """
+    behind_s = comm_s - encode_s
+    exposed_s = np.maximum((ended_s + served_s).max(axis=-1) + behind_s - backward_s, 0.0)
+    factor = np.ones_like(exposed_s)
+    if rho > 0.0:
+        hidden_s = np.minimum(np.maximum(comm_s - exposed_s, 0.0), backward_s)
+        np.divide(rho * hidden_s, backward_s, out=factor, where=backward_s > 0.0)
+        factor = np.where(backward_s > 0.0, 1.0 + factor, 1.0)
+        later_s = ended_s * factor[:, None]
+        later_s += served_s
+        exposed_s = np.maximum(later_s.max(axis=-1) + behind_s - backward_s * factor, 0.0)
+    return exposed_s, factor
 
 
 def _rows(found: Compute, index: Any) -> Compute:
@@ -285,7 +326,9 @@ def figures(
             "tokens_per_s": samples * tokens / end_s,
             "tokens_per_s_per_gpu": samples * tokens / end_s / cluster.gpus,
         }
-    return {name: np.broadcast_to(np.asarray(value, dtype=_kind(value)), np.shape(end_s)) for name, value in out.items()}
+    return {
+        name: np.broadcast_to(np.asarray(value, dtype=_kind(value)), np.shape(end_s)) for name, value in out.items()
+    }
 
 
 def _kind(value: Any) -> Any:

@@ -108,7 +108,8 @@ def law(link: Link, op: str, device: str, *, staged: bool = False, engine: str =
 
     Rate and latency of the link may be arrays over the points of a sweep; such laws are not remembered.
     """
-    found: Law = (_law.__wrapped__ if isinstance(link.Bps, np.ndarray) else _law)(link, op, device, staged, engine)
+    rate: Num = link.Bps
+    found: Law = (_law.__wrapped__ if isinstance(rate, np.ndarray) else _law)(link, op, device, staged, engine)
     return found
 
 

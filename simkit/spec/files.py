@@ -106,28 +106,41 @@ def write_text(path: str | Path, text: str) -> Path:
 
     Raises InputError where the folder is missing or may not be written.
     """
+    with whole_file(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as handle:
+        handle.write(text)
+    return Path(path)
+
+
+@contextlib.contextmanager
+def whole_file(path: str | Path) -> Iterator[Path]:
+    """A temporary neighbour of `path` to write to, renamed to it at the end; gone where anything is raised before.
+
+    Raises InputError where the folder is missing or may not be written.
+    """
     path = Path(path)
-    temporary = ""
+    if path.is_dir():
+        raise InputError("is a directory", file=str(path), hint="give the name of the file to write")
     try:
-        if path.is_dir():
-            raise InputError("is a directory", file=str(path), hint="give the name of the file to write")
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".tmp")
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as handle:
-            handle.write(text)
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, error) from None
+    try:
+        os.close(descriptor)
+        yield Path(temporary)
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, path)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(
-            f"cannot be written ({reason.lower()})", file=str(path), hint="give a folder you may write"
-        ) from None
+    except (OSError, UnicodeError) as error:
+        raise _unwritable(path, error) from None
     finally:
-        if temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-    return path
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+
+
+def _unwritable(path: Path, error: Exception) -> InputError:
+    reason = getattr(error, "strerror", None) or str(error)
+    return InputError(f"cannot be written ({reason.lower()})", file=str(path), hint="give a folder you may write")
 
 
 def _yaml(text: str, file: str) -> Iterator[_Entry]:
