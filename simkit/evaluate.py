@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -43,6 +43,8 @@ class Evaluation:
     memory: Memory
     device: Device
     pricing: Pricing
+    messages: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Seconds that the network is busy for one micro-batch {kind: (forward, backward)}, see `simkit.train.Sharded`."""
 
 
 @lru_cache(maxsize=512)
@@ -148,9 +150,9 @@ def constants(resolved: Resolved, device: Device, priced: Pricing, scales: Scale
 
 
 def is_sharded(plan: Plan) -> bool:
-    """Whether the step goes through `simkit.train` (model parallelism or sharded states) rather than buffer by
-    buffer."""
-    return plan.tp * plan.pp * plan.cp * plan.ep > 1 or plan.zero > 0
+    """Whether the step goes through `simkit.train` (model parallelism, sharded or offloaded states) rather than buffer
+    by buffer."""
+    return plan.tp * plan.pp * plan.cp * plan.ep > 1 or plan.zero > 0 or plan.offload != "none"
 
 
 def _sharded(
@@ -176,11 +178,12 @@ def _sharded(
         priced=priced,
         traits=traits,
         cluster=resolved.cluster,
+        device=device,
         scales=scales,
         optimizer_bytes=stack.optimizer_bytes[plan.optimizer],
     )
     terms = found.terms
-    exposed = sum(terms.get(k, 0.0) for k in ("exposed_comm_s", "tp_comm_s", "bubble_s", "launch_s"))
+    exposed = sum(terms.get(k, 0.0) for k in train.WAITING)
     line = Timeline(
         end_s=found.end_s,
         breakdown=terms,
@@ -204,6 +207,7 @@ def _sharded(
         memory=weigh(resolved, work, resolved.model, plan, found.compute),
         device=device,
         pricing=priced,
+        messages=found.messages,
     )
 
 

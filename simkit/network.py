@@ -36,6 +36,7 @@ from simkit.units import format_bytes
 
 __all__ = [
     "CollectiveCost", "Placement", "collective", "place", "predict_row", "said_eager", "said_p2p", "seconds_fn",
+    "slot_Bps",
 ]  # fmt: skip
 _FREE = Law(evidence="one rank a node: no link inside the node is used")
 _LOCAL = Law(evidence="one node: no network is used")
@@ -117,13 +118,14 @@ def _inner_law(op: str, at: Placement, cluster: Cluster, device: Device, link: L
         staged = not cluster.p2p and link.transport == "pcie"
         return law(link, op, device.name, staged=staged, engine=engine)
     slot = f"PCIe {device.pcie_generation} x{device.pcie_lanes}"
-    rate = _slot_Bps(device)
+    rate = slot_Bps(device)
     pcie = Link(name=f"{slot} (more than the {link.max_ranks} ranks of {link.name})", title=slot, scope="gpu", Bps=rate,
                 latency_s=_PCIE_LATENCY_s, transport="pcie")  # fmt: skip
     return law(pcie, op, device.name, staged=not device.p2p)
 
 
-def _slot_Bps(device: Device) -> float:
+def slot_Bps(device: Device) -> float:
+    """Usable byte/s of the device's PCIe slot in one direction."""
     return _PCIE_LANE_Bps.get(device.pcie_generation, math.inf) * device.pcie_lanes
 
 
@@ -133,17 +135,17 @@ def _node_Bps(at: Placement, cluster: Cluster, inter: Law) -> Num:
     nics = np.minimum(cluster.nics_per_node / at.sharing, at.per_node * -(-cluster.nics_per_node // gpus))
     wide_area = cluster.inter is not None and cluster.inter.scope == "wan"
     rate = inter.rate_Bps(at.nodes) * (1 if wide_area else nics)
-    slot_Bps = min(map(_slot_Bps, at.devices), default=math.inf)
-    rate = np.minimum(rate, at.per_node * slot_Bps)
+    bus_Bps = min(map(slot_Bps, at.devices), default=math.inf)
+    rate = np.minimum(rate, at.per_node * bus_Bps)
     if not cluster.p2p:
-        rate = np.minimum(rate, np.minimum(at.per_node, np.ceil(nics)) * _host_Bps(at, cluster, slot_Bps))
+        rate = np.minimum(rate, np.minimum(at.per_node, np.ceil(nics)) * _host_Bps(at, cluster, bus_Bps))
     return rate
 
 
-def _host_Bps(at: Placement, cluster: Cluster, slot_Bps: float) -> float:
+def _host_Bps(at: Placement, cluster: Cluster, bus_Bps: float) -> float:
     """The rate of one GPU's traffic through host memory: the staged law of the bus, or half of the slot's rate."""
     if cluster.intra is None or cluster.intra.transport != "pcie":
-        return slot_Bps * STAGED[0]
+        return bus_Bps * STAGED[0]
     laws = [law(cluster.intra, "all_reduce", d.name, staged=True) for d in at.devices]
     return float(np.min([one.rate_Bps(2) for one in laws]))
 

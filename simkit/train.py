@@ -2,8 +2,9 @@
 
     step = pipeline(stages) + exposed exchange + optimizer + host
 
-Terms: forward, backward, recompute and tp_comm of the slowest stage; launch_s: what the device waits for the host;
-sharding_s: gathers and reduce-scatters of sharded parameters that stick out, and the accumulation of gradients.
+Terms: forward, backward, recompute and tp_comm (every message inside a block) of the slowest stage; launch_s: what the
+device waits for the host; accumulation_s: adding the gradients of a micro-batch to those before; sharding_s: gathers
+and reduce-scatters of sharded parameters that stick out; offload_s: copies to and from host memory that stick out.
 
 A stage's forward (backward) of one micro-batch is the sum over its blocks of compute and tensor-parallel messages;
 sharded parameters (ZeRO-3, FSDP) are gathered block by block beside it:
@@ -19,7 +20,7 @@ Sources: Narayanan et al. (arXiv 2104.04473); Rajbhandari et al. (arXiv 1910.020
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -31,19 +32,26 @@ from simkit.parallel.pipeline import layers_per_stage
 from simkit.price import UNSCALED, Compute, Pricing, Scales, hosted, scaled
 from simkit.program import Program
 from simkit.roofline import Array, Law
-from simkit.spec.hardware import Cluster
+from simkit.spec.hardware import Cluster, Device
 from simkit.spec.model import Model, TransformerSpec
 from simkit.spec.plan import DTYPE_BYTES, Plan
 from simkit.spec.stack import Stack
 from simkit.train_messages import Lines
+from simkit.train_offload import Offloaded, offloaded
+from simkit.train_params import Gathered, Params, exchange, gathered, of_rank, owned, shard_ranks
 
 Num = Any
+_ALWAYS = ("forward_s", "backward_s", "optimizer_s", "host_s")
+WAITING = ("exposed_comm_s", "tp_comm_s", "bubble_s", "launch_s", "sharding_s", "offload_s")
+"""Terms in which the device does not compute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sharded:
-    """A priced step. terms: disjoint seconds that sum to end_s; stages: what each stage takes per micro-batch;
-    wire_bytes: bytes a rank contributes to the gradient exchange; latency_share: of the exposed exchange."""
+    """A priced step. terms: disjoint seconds that sum to end_s; forward_s, backward_s: what each stage takes per
+    micro-batch; wire_bytes: bytes a rank contributes to the gradient exchange; latency_s: of it without bytes;
+    messages: seconds {kind: (forward, backward)} that the network is busy for one micro-batch (the gradient exchange
+    and the gathers of updated weights: once a step)."""
 
     end_s: Num
     terms: dict[str, Num]
@@ -53,6 +61,7 @@ class Sharded:
     wire_bytes: Num
     comm_s: Num
     latency_s: Num
+    messages: dict[str, tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,6 +94,7 @@ class _Blocks:
     tp_backward_s: Array
     before: tuple[Num, Num]
     after: tuple[Num, Num]
+    messages: dict[str, tuple[float, float]]
 
 
 def sharded(
@@ -96,6 +106,7 @@ def sharded(
     priced: Pricing,
     traits: Traits,
     cluster: Cluster,
+    device: Device,
     scales: Scales = UNSCALED,
     optimizer_bytes: float,
 ) -> Sharded:
@@ -103,246 +114,240 @@ def sharded(
     spec = model.spec
     assert isinstance(spec, TransformerSpec)
     law = scaled(priced.law, scales)
-    blocks, compute = _blocks(program, spec, plan, law, traits, cluster, scales)
     lines = Lines(plan=plan, cluster=cluster, scales=scales)
+    work = _priced(
+        program, law, tensor.degrees(plan.tp, plan.sp, plan.cp, plan.ep), stages=plan.pp,
+        micro_batch=plan.micro_batch, seq_len=plan.seq_len, recompute=plan.recompute, causal=spec.causal,
+    )  # fmt: skip
+    blocks = _blocks(work, program, spec, plan, lines, traits.host_kernel_s * scales.host_s)
     held = layers_per_stage(len(program.blocks.counts), plan.pp)
-    params = _Params.of(model, plan, held)
-    forward_s, backward_s, fsdp_s = _stages(blocks, held, plan, params, traits, lines)
-    schedule = schedules.get(plan.schedule if plan.vpp == 1 else "interleaved")
-    pipeline = schedule.seconds(
-        forward_s,
-        backward_s,
-        micro_batches=plan.grad_accum,
-        virtual=plan.vpp,
-        p2p_s=lines.stage_message(spec.hidden),
+    params = of_rank(model, tp=plan.tp, ep=plan.ep, held=tuple(held.tolist()))
+    stages = _stages(blocks, held, plan, params, traits, lines, stack.accumulation_passes)
+    host = offloaded(plan, params, held, cluster=cluster, device=device, on_host=stack.host_optimizer, scales=scales)
+    optimizer_s = owned(plan, params) * optimizer_bytes / (law.memory_Bps * law.sustained)
+    if host is not None:
+        stages = stages.streamed(host)
+        optimizer_s = host.optimizer_s + (0.0 if stack.host_optimizer else optimizer_s)
+    p2p_s = lines.stage_message(spec.hidden)
+    pipeline = schedules.get(plan.schedule if plan.vpp == 1 else "interleaved").seconds(
+        stages.forward_s, stages.backward_s, micro_batches=plan.grad_accum, virtual=plan.vpp, p2p_s=p2p_s
     )
-    exchange_s, wire, latency_s = _exchange(plan, params, traits, lines)
-    hidden = float(backward_s.max()) if traits.overlap and plan.zero < 3 else 0.0
-    exposed = max(exchange_s - hidden, 0.0) + traits.interference * min(exchange_s, hidden)
-    optimizer_s = params.stage_max * optimizer_bytes / (law.memory_Bps * law.sustained) / _optimizer_shards(plan)
-    m = plan.grad_accum
-    slowest = int(np.argmax(forward_s + backward_s))
-    ideal = m * (forward_s[slowest] + backward_s[slowest])
-    share = _shares(blocks, slowest, held, plan)
-    terms = {
-        "forward_s": share["forward"] * m,
-        "backward_s": share["backward"] * m,
-        "recompute_s": share["recompute"] * m,
-        "tp_comm_s": share["tp"] * m,
-        "launch_s": share["launch"] * m,
-        "sharding_s": max(ideal - sum(share.values()) * m, 0.0),
-        "bubble_s": float(pipeline.end_s) - ideal,
-        "exposed_comm_s": exposed,
-        "optimizer_s": optimizer_s,
-        "host_s": traits.step_s * scales.host_s,
-    }
-    terms = {k: float(v) for k, v in terms.items() if v or k in ("forward_s", "backward_s", "optimizer_s", "host_s")}
+    exchange_s, wire, latency_s = exchange(
+        plan, params, lines, gather_bytes=traits.gather_dtype_bytes, reduce_bytes=traits.reduce_dtype_bytes
+    )
+    hidden = min(exchange_s, float(stages.backward_s.max())) if traits.overlap and plan.zero < 3 else 0.0
+    terms, ideal = _terms(blocks, held, plan, stages)
+    terms["bubble_s"] = float(pipeline.end_s) - ideal
+    terms["exposed_comm_s"] = exchange_s - hidden + traits.interference * hidden
+    terms["optimizer_s"] = optimizer_s
+    terms["host_s"] = traits.step_s * scales.host_s
+    # What rounding leaves of a term that is not there is no term.
+    tiny = 1e-12 * (float(pipeline.end_s) + optimizer_s)
+    terms = {k: float(v) for k, v in terms.items() if v > tiny or k in _ALWAYS}
+    m, found = plan.grad_accum, stages.gathered
+    if found is not None:
+        wire, latency_s = m * found.wire_bytes, m * found.latency_s
     return Sharded(
         end_s=sum(terms.values()),
         terms=terms,
-        compute=compute,
-        forward_s=forward_s,
-        backward_s=backward_s,
+        compute=work.compute,
+        forward_s=stages.forward_s,
+        backward_s=stages.backward_s,
         wire_bytes=wire,
-        comm_s=exchange_s + fsdp_s,
+        comm_s=exchange_s + (m * (found.gather_s + found.reduce_s) if found is not None else 0.0),
         latency_s=latency_s,
+        messages=_messages(blocks, plan, p2p_s, found, exchange_s),
     )
 
 
-def _blocks(
-    program: Program, spec: TransformerSpec, plan: Plan, law: Law, traits: Traits, cluster: Cluster, scales: Scales
-) -> tuple[_Blocks, Compute]:
-    degrees = tensor.Degrees(tp=plan.tp, sp=plan.sp, cp=plan.cp, ep=plan.ep)
-    at = tensor.monomials(plan.micro_batch, plan.seq_len, plan.cp)
+def _terms(blocks: _Blocks, held: Any, plan: Plan, stages: _Stages) -> tuple[dict[str, Num], float]:
+    """(terms of the slowest stage over all micro-batches, their sum)."""
+    total = stages.forward_s + stages.backward_s
+    slowest = int(np.argmax(total))
+    ideal = float(total[slowest])
+    share = _shares(blocks, slowest, held, plan)
+    share["accumulation"] = float(stages.accumulated_s[slowest])
+    share["offload"] = float(stages.offload_s[slowest])
+    share["sharding"] = max(ideal - sum(share.values()), 0.0)
+    m = plan.grad_accum
+    return {f"{name}_s": m * seconds for name, seconds in share.items()}, m * ideal
+
+
+def _messages(
+    blocks: _Blocks, plan: Plan, p2p_s: float, found: Gathered | None, exchange_s: float
+) -> dict[str, tuple[float, float]]:
+    """Seconds of the network by kind of message."""
+    messages = dict(blocks.messages)
+    if plan.pp > 1:
+        messages["pipeline stages"] = (p2p_s * (plan.pp - 1), p2p_s * (plan.pp - 1))
+    if found is not None:
+        messages["sharded parameters"] = (found.gather_s, found.reduce_s)
+    if exchange_s:
+        messages["gradient exchange"] = (0.0, exchange_s)
+    return messages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Priced:
+    """What a rank computes whatever its network: seconds per block (last axis), and of the ends (forward, backward).
+
+    fused_*_s: of fused attention, beside which keys and values go round; launches_*: kernels of a block.
+    """
+
+    forward_s: Array
+    backward_s: Array
+    recompute_s: Array
+    fused_forward_s: Array
+    fused_backward_s: Array
+    launches_forward: Array
+    launches_backward: Array
+    before: tuple[float, float]
+    after: tuple[float, float]
+    compute: Compute
+
+
+@lru_cache(maxsize=1024)
+def _priced(
+    program: Program,
+    law: Law,
+    degrees: tensor.Degrees,
+    *,
+    stages: int,
+    micro_batch: int,
+    seq_len: int,
+    recompute: str,
+    causal: bool,
+) -> _Priced:
+    at = tensor.monomials(micro_batch, seq_len, degrees.cp)
     forward, kept = tensor.share(program.forward, at, degrees)
     backward, _ = tensor.share(program.backward, at, degrees)
     tf, math_f = roofline.seconds(forward, law)
     tb, math_b = roofline.seconds(backward, law)
-    if plan.cp > 1 and spec.causal:
+    fused_f, fused_b = program.forward.kind == roofline.ATTENTION, program.backward.kind == roofline.ATTENTION
+    if degrees.cp > 1 and causal:
         # Contiguous shards of a causal ring: the last rank attends to everything before it.
-        last = 2.0 - 1.0 / plan.cp
-        tf = np.where(program.forward.kind == roofline.ATTENTION, tf * last, tf)
-        tb = np.where(program.backward.kind == roofline.ATTENTION, tb * last, tb)
-    b = program.blocks
-    launch = traits.host_kernel_s * scales.host_s
-    f, g = b.counts @ tf, b.backward_counts @ tb
-    replayed = program.replayed(plan.recompute)
-    replay = replayed @ tf
-    host_f = b.counts @ program.forward.kernels * launch
-    host_g = b.backward_counts @ program.backward.kernels * launch + replayed @ program.forward.kernels * launch
-    found = tensor.messages(program, spec.hidden, DTYPE_BYTES[plan.precision])
-    lines = Lines(plan=plan, cluster=cluster, scales=scales)
-    message_s = lines.tensor_message(found.width)
-    ring_f, ring_b = _ring(program, spec, plan, tf, tb, lines)
-    moved_s = lines.expert_message(found.width * max(spec.top_k, 1)) * program.blocks_with_experts
-    per_block = found.per_block
-    regather = 0.5 * per_block * message_s if plan.sp > 1 else 0.0
-    replays = per_block * message_s if plan.recompute == "full" else 0.0
-    flops = float(tensor.monomials(plan.micro_batch, plan.seq_len) @ program.model_flops) / (
-        plan.tp * plan.pp * plan.cp
-    )
+        last = 2.0 - 1.0 / degrees.cp
+        tf, tb = np.where(fused_f, tf * last, tf), np.where(fused_b, tb * last, tb)
+    b, replayed = program.blocks, program.replayed(recompute)
     counts_f, counts_b = program.forward.counts, program.backward.counts
     total_f, total = float(tf @ counts_f), float(tf @ counts_f + tb @ counts_b)
     bound = float((tf * math_f) @ counts_f + (tb * math_b) @ counts_b)
-    compute = Compute(
-        forward_s=tf,
-        backward_s=tb,
-        forward_math=math_f,
-        backward_math=math_b,
-        saved_bytes=float(kept @ counts_f),
-        logits_bytes=float(at @ program.logits) / plan.tp,
-        model_flops=flops,
-        forward_total_s=total_f,
-        backward_total_s=total - total_f,
-        math_share=bound / total if total else 0.0,
+    flops = float(tensor.monomials(micro_batch, seq_len) @ program.model_flops)
+    return _Priced(
+        forward_s=b.counts @ tf,
+        backward_s=b.backward_counts @ tb,
+        recompute_s=replayed @ tf,
+        fused_forward_s=b.counts[:, fused_f] @ tf[fused_f],
+        fused_backward_s=b.backward_counts[:, fused_b] @ tb[fused_b],
+        launches_forward=b.counts @ program.forward.kernels,
+        launches_backward=b.backward_counts @ program.backward.kernels + replayed @ program.forward.kernels,
+        before=(float(b.before[0] @ tf), float(b.before[1] @ tb)),
+        after=(float(b.after[0] @ tf), float(b.after[1] @ tb)),
+        compute=Compute(
+            forward_s=tf,
+            backward_s=tb,
+            forward_math=math_f,
+            backward_math=math_b,
+            saved_bytes=float(kept @ counts_f),
+            logits_bytes=float(at @ program.logits) / degrees.tp,
+            model_flops=flops / (degrees.tp * stages * degrees.cp),
+            forward_total_s=total_f,
+            backward_total_s=total - total_f,
+            math_share=bound / total if total else 0.0,
+        ),
     )
-    tp_f = per_block * message_s + ring_f + 2.0 * moved_s
-    tp_b = per_block * message_s + regather + replays + ring_b + (4.0 if plan.recompute == "full" else 2.0) * moved_s
+
+
+def _blocks(
+    priced: _Priced, program: Program, spec: TransformerSpec, plan: Plan, lines: Lines, launch_s: float
+) -> _Blocks:
+    """Blocks with their messages and with the host that launches them (launch_s a kernel)."""
+    found = tensor.messages(program, spec.hidden, DTYPE_BYTES[plan.precision])
+    message_s = lines.tensor_message(found.width)
+    ring_f, ring_b = _ring(priced, spec, plan, lines)
+    moved_s = lines.expert_message(found.width * max(spec.top_k, 1)) * found.routed
+    per_block = found.per_block
+    regather = 0.5 * per_block * message_s if plan.sp > 1 else 0.0
+    replays = per_block * message_s if plan.recompute == "full" else 0.0
+    back = 4.0 if plan.recompute == "full" else 2.0
     edge = message_s if plan.tp > 1 else 0.0
+    kinds = {
+        "tensor parallelism": (per_block * message_s, per_block * message_s + regather + replays, edge),
+        "ring of keys and values": (ring_f, ring_b, 0.0),
+        "expert all-to-all": (2.0 * moved_s, back * moved_s, 0.0),
+    }
+    tp_f = per_block * message_s + ring_f + 2.0 * moved_s
+    tp_b = kinds["tensor parallelism"][1] + ring_b + back * moved_s
+    f, g = priced.forward_s, priced.backward_s
     return _Blocks(
         forward_s=f,
         backward_s=g,
-        recompute_s=replay,
-        forward_all_s=hosted(f + tp_f, host_f),
-        backward_all_s=hosted(g + replay + tp_b, host_g),
+        recompute_s=priced.recompute_s,
+        forward_all_s=hosted(f + tp_f, priced.launches_forward * launch_s),
+        backward_all_s=hosted(g + priced.recompute_s + tp_b, priced.launches_backward * launch_s),
         tp_forward_s=tp_f,
         tp_backward_s=tp_b,
-        before=(float(b.before[0] @ tf) + edge, float(b.before[1] @ tb)),
-        after=(float(b.after[0] @ tf), float(b.after[1] @ tb) + edge),
-    ), compute
+        before=(priced.before[0] + edge, priced.before[1]),
+        after=(priced.after[0], priced.after[1] + edge),
+        messages={k: (float(np.sum(x)) + e, float(np.sum(y)) + e) for k, (x, y, e) in kinds.items() if np.any(x)},
+    )
 
 
-# -- parameters and their exchange -----------------------------------------------------------------------------------
+def _ring(priced: _Priced, spec: TransformerSpec, plan: Plan, lines: Lines) -> tuple[Array, Array]:
+    """What the ring of context parallelism leaves exposed per block: keys and values go round, forward once and
+    backward twice (their gradients too), beside the attention of the rank."""
+    width = spec.kv_heads * (spec.head_dim + spec.value_dim) * DTYPE_BYTES[plan.precision] / plan.tp
+    ring_s = lines.ring_message(width)
+    forward = np.maximum(ring_s - priced.fused_forward_s, 0.0)
+    return forward, np.maximum(2.0 * ring_s - priced.fused_backward_s, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Params:
-    """Parameters of one rank: per block, before the first and after the last, of the fullest stage."""
+class _Stages:
+    """Seconds of each stage per micro-batch; accumulated_s: what adding up gradients takes of the backward pass;
+    offload_s: what copies to and from the host add; gathered: the collectives of sharded parameters."""
 
-    block: float
-    before: float
-    after: float
-    stage_max: float
+    forward_s: Array
+    backward_s: Array
+    accumulated_s: Array
+    offload_s: Array
+    gathered: Gathered | None
 
-    @classmethod
-    def of(cls, model: Model, plan: Plan, held: Any) -> _Params:
-        counted = _counted(model)
-        layers = max(int(np.sum(held)), 1)
-        dense = counted["dense"] / layers / plan.tp + counted["replicated"] / layers
-        block = dense + counted["expert"] / layers / plan.tp / plan.ep
-        before, after = counted["before"] / plan.tp, counted["after"] / plan.tp
-        stages = np.asarray(held, dtype=float) * block
-        stages[0] += before
-        stages[-1] += after
-        return cls(block=block, before=before, after=after, stage_max=float(stages.max()))
-
-
-@lru_cache(maxsize=512)
-def _counted(model: Model) -> dict[str, float]:
-    """Elements by the way they are divided: matrices of blocks, norms and routers of blocks, experts, ends."""
-    out = {"dense": 0.0, "replicated": 0.0, "expert": 0.0, "before": 0.0, "after": 0.0}
-    for t in model.tensors:
-        if t.layer >= 0:
-            key = "expert" if t.role == "expert" else "replicated" if t.module in ("norm", "router") else "dense"
-        else:
-            key = "before" if t.module in ("embedding", "conv") else "after"
-        out[key] += t.numel
-    return out
-
-
-def _optimizer_shards(plan: Plan) -> int:
-    return plan.shard_group if plan.zero >= 1 else 1
-
-
-def _ring(
-    program: Program, spec: TransformerSpec, plan: Plan, tf: Array, tb: Array, lines: Lines
-) -> tuple[Array, Array]:
-    """What the ring of context parallelism leaves exposed per block: keys and values go round, forward once and
-    backward twice (their gradients too), beside the attention of the rank."""
-    fused = (program.forward.kind == roofline.ATTENTION, program.backward.kind == roofline.ATTENTION)
-    element = DTYPE_BYTES[plan.precision]
-    width = spec.kv_heads * (spec.head_dim + spec.value_dim) * element / plan.tp
-    ring_s = lines.ring_message(width)
-    b = program.blocks
-    forward = np.maximum(ring_s - b.counts[:, fused[0]] @ tf[fused[0]], 0.0)
-    backward = np.maximum(2.0 * ring_s - b.backward_counts[:, fused[1]] @ tb[fused[1]], 0.0)
-    return forward, backward
-
-
-def _exchange(plan: Plan, params: _Params, traits: Traits, lines: Lines) -> tuple[float, float, float]:
-    """(seconds, bytes a rank contributes, seconds without bytes) of the gradient exchange after the last
-    micro-batch."""
-    replicas = plan.dp * plan.cp
-    if replicas <= 1 or plan.zero >= 3:
-        return 0.0, 0.0, 0.0
-    stride = plan.tp
-    grads = params.stage_max * traits.reduce_dtype_bytes
-    if plan.zero == 0:
-        cost = lines.cost("all_reduce", replicas, stride)
-        return float(cost(grads)), grads, float(cost(0.0))
-    group = min(plan.shard_group * plan.cp, replicas)
-    reduce = lines.cost("reduce_scatter", group, stride)
-    gather = lines.cost("all_gather", group, stride)
-    weights = params.stage_max * traits.gather_dtype_bytes
-    seconds, latency = float(reduce(grads)) + float(gather(weights)), float(reduce(0.0)) + float(gather(0.0))
-    if replicas > group:
-        across = lines.cost("all_reduce", replicas // group, stride * group)
-        seconds, latency = seconds + float(across(grads / group)), latency + float(across(0.0))
-    return seconds, grads, latency
+    def streamed(self, host: Offloaded) -> _Stages:
+        """The stages beside the PCIe slot, which carries both directions at once."""
+        forward_s = np.maximum(self.forward_s, host.up_s)
+        backward_s = np.maximum(self.backward_s, np.maximum(host.up_s, host.down_s))
+        added = forward_s + backward_s - self.forward_s - self.backward_s
+        return replace(self, forward_s=forward_s, backward_s=backward_s, offload_s=added)
 
 
 def _stages(
-    blocks: _Blocks, held: Any, plan: Plan, params: _Params, traits: Traits, lines: Lines
-) -> tuple[Array, Array, float]:
-    """(forward, backward) seconds of each stage per micro-batch, and the seconds of sharded parameters' collectives."""
+    blocks: _Blocks, held: Any, plan: Plan, params: Params, traits: Traits, lines: Lines, passes: float
+) -> _Stages:
+    """The blocks of each stage with its ends, and with the collectives of its parameters where they are sharded."""
     f, g = blocks.forward_all_s, blocks.backward_all_s
-    edges = np.cumsum(np.concatenate([[0], held]))
-    comm = 0.0
-    before, after = list(blocks.before), list(blocks.after)
-    if plan.zero >= 3 and plan.dp > 1:
-        f, g, before, after, comm = _fsdp(f, g, before, after, plan, params, traits, lines)
-    forward = np.add.reduceat(f, edges[:-1]).astype(float)
-    # Every micro-batch adds its gradients to those before it: two reads and a write.
-    shards = min(plan.shard_group, plan.dp) if plan.zero >= 3 else 1
-    accumulated = 3.0 * traits.reduce_dtype_bytes / traits.memory_Bps / shards
-    backward = np.add.reduceat(g, edges[:-1]).astype(float) + held * params.block * accumulated
+    found = None
+    before, after = blocks.before, blocks.after
+    if plan.zero >= 3 and plan.dp * plan.cp > 1:
+        found = gathered(
+            f, g, before, after, plan, params, lines,
+            gather_bytes=traits.gather_dtype_bytes, reduce_bytes=traits.reduce_dtype_bytes,
+            interference=traits.interference,
+        )  # fmt: skip
+        f, g, before, after = found.forward_s, found.backward_s, found.before, found.after
+    edges = np.cumsum(held) - held
+    # Every micro-batch adds its gradients to those before it.
+    shards = shard_ranks(plan) if plan.zero >= 3 else 1
+    accumulated = held * params.block * (passes * traits.reduce_dtype_bytes / traits.memory_Bps / shards)
+    forward = np.add.reduceat(f, edges)
+    backward = np.add.reduceat(g, edges) + accumulated
     forward[0] += before[0]
     backward[0] += before[1]
     forward[-1] += after[0]
     backward[-1] += after[1]
-    return forward, backward, comm
-
-
-def _fsdp(
-    f: Array,
-    g: Array,
-    before: list[Num],
-    after: list[Num],
-    plan: Plan,
-    params: _Params,
-    traits: Traits,
-    lines: Lines,
-) -> tuple[Array, Array, list[Num], list[Num], float]:
-    """Blocks with their gathers and reduce-scatters beside them, micro-batch by micro-batch."""
-    group = min(plan.shard_group, plan.dp)
-    gather = lines.cost("all_gather", group, plan.tp)
-    reduce = lines.cost("reduce_scatter", group, plan.tp)
-    gb = float(gather(params.block * traits.gather_dtype_bytes))
-    rb = float(reduce(params.block * traits.reduce_dtype_bytes))
-    if plan.dp > group:
-        across = lines.cost("all_reduce", plan.dp // group, plan.tp * group)
-        rb += float(across(params.block * traits.reduce_dtype_bytes / group))
-    ends = params.before + params.after
-    ge = float(gather(ends * traits.gather_dtype_bytes))
-    re = float(reduce(ends * traits.reduce_dtype_bytes))
-    rho = traits.interference
-    regather = gb if plan.recompute == "full" or plan.zero >= 3 else 0.0
-    f = np.maximum(f + rho * np.minimum(gb, f), gb)
-    moved = regather + rb
-    g = np.maximum(g + rho * np.minimum(moved, g), moved)
-    before = [before[0] + ge + gb, before[1] + 0.5 * re]
-    after = [after[0], after[1] + gb]
-    return f, g, before, after, (2 * gb + rb) * len(f) + ge + re
+    return _Stages(
+        forward_s=forward, backward_s=backward, accumulated_s=accumulated, offload_s=0.0 * forward, gathered=found
+    )
 
 
 def _shares(blocks: _Blocks, stage: int, held: Any, plan: Plan) -> dict[str, float]:
@@ -358,7 +363,7 @@ def _shares(blocks: _Blocks, stage: int, held: Any, plan: Plan) -> dict[str, flo
         + first * float(blocks.before[1])
         + last * float(blocks.after[1]),
         "recompute": float(blocks.recompute_s[span].sum()),
-        "tp": float(blocks.tp_forward_s[span].sum() + blocks.tp_backward_s[span].sum()),
+        "tp_comm": float(blocks.tp_forward_s[span].sum() + blocks.tp_backward_s[span].sum()),
         "launch": max(
             float(
                 sum(
@@ -374,4 +379,4 @@ def _shares(blocks: _Blocks, stage: int, held: Any, plan: Plan) -> dict[str, flo
     }
 
 
-__all__ = ["Sharded", "Traits", "sharded"]
+__all__ = ["WAITING", "Sharded", "Traits", "sharded"]

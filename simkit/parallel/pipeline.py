@@ -6,10 +6,13 @@ embedding nor the head (Megatron-LM asks for a divisor of L; DeepSpeed balances 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
 
+@lru_cache(maxsize=1024)
 def layers_per_stage(layers: int, stages: int) -> NDArray[np.int64]:
     """Blocks of each stage; their sum is `layers`.
 
@@ -20,6 +23,7 @@ def layers_per_stage(layers: int, stages: int) -> NDArray[np.int64]:
     extra = layers - int(held.sum())
     order = np.argsort(np.abs(np.arange(stages) - (stages - 1) / 2), kind="stable")
     held[order[:extra]] += 1
+    held.flags.writeable = False
     return held
 
 

@@ -40,6 +40,12 @@ class Degrees:
     ep: Num = 1
 
 
+@lru_cache(maxsize=512)
+def degrees(tp: int, sp: int, cp: int, ep: int) -> Degrees:
+    """The same object for the same degrees, so that what was worked out for it is found again quickly."""
+    return Degrees(tp=tp, sp=sp, cp=cp, ep=ep)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Rules:
     """Which rows follow which rule, as masks over the rows."""
@@ -108,6 +114,8 @@ class Messages:
     the column-parallel groups (all-gathers under sequence parallelism)."""
 
     per_block: Array
+    routed: Array
+    """1 for each block that routes tokens to experts, else 0."""
     width: float
 
 
@@ -116,4 +124,8 @@ def messages(program: Program, hidden: int, element_bytes: float) -> Messages:
     """One message per row-parallel product of a block; each carries `hidden` elements a token."""
     ops = program.forward
     rows = (ops.divides == DIVIDES.index("k")) & (ops.kind != MEMORY)
-    return Messages(per_block=program.blocks.counts[:, rows].sum(axis=1), width=hidden * element_bytes)
+    return Messages(
+        per_block=program.blocks.counts[:, rows].sum(axis=1),
+        routed=program.blocks_with_experts,
+        width=hidden * element_bytes,
+    )

@@ -43,10 +43,10 @@ class Stack:
     """A software stack. mlm_positions: share of the positions a masked-LM head is computed for. optimizer_bytes: bytes
     moved per parameter and step; optimizer_kernels: launches per tensor and step. fused: point-wise operators that run
     inside a neighbour's kernel, by their names in `simkit.workloads`; reduce_dtype: of the gradient exchange; autocast:
-    weights are cast at each use rather than kept in the dtype of the arithmetic; accumulation_passes: gradients read and
-    written, in elements a parameter and micro-batch, to add them to those of earlier micro-batches. host_optimizer: an offloaded optimizer
-    runs on the host's processors (false: its state streams through the device). vocab_multiple: the vocabulary is
-    padded to a multiple of this for each tensor-parallel rank.
+    weights are cast at each use rather than kept in the dtype of the arithmetic; accumulation_passes: gradients read
+    and written, in elements a parameter and micro-batch, to add them to those of earlier micro-batches.
+    host_optimizer: an offloaded optimizer runs on the host's processors (false: its state streams through the device);
+    vocab_multiple: the vocabulary is padded to a multiple of this for each tensor-parallel rank.
     calibration holds at most three fitted constants a file, of ``eager`` (elementwise, host_kernel_s, step_s), ``conv``
     (fp32, tensor) and ``message`` (seconds)."""
 

@@ -1,0 +1,81 @@
+"""Offload to host memory: what crosses the PCIe slot of a GPU, and what the host computes.
+
+With n elements of optimizer state a rank owns, N_s elements of its stage, S of the slot:
+
+    optimizer   gradients go down micro-batch by micro-batch beside back-propagation (2 n bytes at S); the host updates
+                30 bytes an element (fp32 weight and both moments read and written, gradient read, 16-bit copy written)
+                for all ranks of a node at once; 16-bit weights come back (2 n at S)
+    params      besides, the weights of a rank (its shard under ZeRO-3) come up for each forward and backward pass,
+                beside compute
+
+A stack that updates on the device (`host_optimizer` = false) streams the state through it instead: 12 bytes an element
+each way at once, no work for the host.
+Sources: Ren et al., ZeRO-Offload (arXiv 2101.06840), sections 4 and 5; Rajbhandari et al., ZeRO-Infinity (arXiv
+2104.07857).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simkit.network import slot_Bps
+from simkit.price import Scales
+from simkit.roofline import Array
+from simkit.spec.hardware import Cluster, Device
+from simkit.spec.plan import Plan
+from simkit.train_params import Params, owned, shard_ranks
+
+PINNED = 0.8
+"""Share of the slot's rate that copies from and to pinned memory reach: assumed, as NCCL's staged copies and CUDA's
+bandwidthTest do."""
+HOST_ADAM_BYTES = 30.0
+HOST_ADAM_Bps = 11e9
+"""Rate at which the processors of one node carry those bytes, all ranks together: end to end, of a public table of
+LLaMA-7B on 8 A800 (DeepSpeed 0.14.2): offload adds 20.1 s (ZeRO-2) and 16.8 s (ZeRO-3) to a step, 202 GB of state. A
+launcher gives each rank few threads; the ZeRO-Offload paper, with all cores for one rank, nears the memory's rate."""
+STATE_BYTES = 12.0
+"""fp32 master weight and two moments, one direction."""
+WEIGHT_BYTES = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offloaded:
+    """Seconds. optimizer_s: from the last gradient to the new weights, but for work of the device; down_s, up_s: of the
+    slot per stage and micro-batch."""
+
+    optimizer_s: float
+    down_s: Array
+    up_s: Array
+
+
+def offloaded(
+    plan: Plan,
+    params: Params,
+    held: NDArray[np.int64],
+    *,
+    cluster: Cluster,
+    device: Device,
+    on_host: bool,
+    scales: Scales,
+) -> Offloaded | None:
+    """None where nothing is offloaded. on_host: the host runs the optimizer."""
+    if plan.offload == "none":
+        return None
+    slot = PINNED * slot_Bps(device) * scales.network_Bps
+    state = owned(plan, params)
+    stage = np.asarray(held, dtype=float) * params.block
+    stage[0] += params.before
+    stage[-1] += params.after
+    if on_host:
+        ranks = max(g.gpus_per_node for g in cluster.groups)
+        update_s = ranks * state * HOST_ADAM_BYTES / HOST_ADAM_Bps * scales.host_s + state * WEIGHT_BYTES / slot
+        down_s = stage * WEIGHT_BYTES / slot / (shard_ranks(plan) if plan.zero >= 2 else 1)
+    else:
+        update_s = state * STATE_BYTES / slot
+        down_s = 0.0 * stage
+    shards = shard_ranks(plan) if plan.zero >= 3 else 1
+    up_s = stage * (WEIGHT_BYTES / shards / slot if plan.offload == "params" else 0.0)
+    return Offloaded(optimizer_s=update_s, down_s=down_s, up_s=up_s)

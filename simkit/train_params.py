@@ -1,0 +1,161 @@
+"""Parameters of one rank, and what data-parallel ranks exchange of them.
+
+With N_r elements on a rank, e_g and e_w bytes of a gradient and of a gathered weight, over R = dp·cp replicas:
+
+    no sharding      all-reduce of e_g N_r after the last micro-batch
+    ZeRO-1, 2        reduce-scatter of e_g N_r and all-gather of e_w N_r: the same volume
+    ZeRO-3, FSDP     per micro-batch two all-gathers of e_w N_r and one reduce-scatter of e_g N_r, block by block
+    hybrid           the same over the shard group, and an all-reduce of the shards across groups
+
+Sources: Rajbhandari et al. (arXiv 1910.02054), section 7; Zhao et al., PyTorch FSDP (arXiv 2304.11277).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from simkit.roofline import Array
+from simkit.spec.model import Model
+from simkit.spec.plan import Plan
+from simkit.train_messages import Lines
+
+Num = Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Params:
+    """Parameters of one rank: per block, before the first and after the last, of the fullest stage, and how many of
+    those are routed experts."""
+
+    block: float
+    before: float
+    after: float
+    stage_max: float
+    experts: float
+
+
+@lru_cache(maxsize=1024)
+def of_rank(model: Model, *, tp: int, ep: int, held: tuple[int, ...]) -> Params:
+    """Elements of one rank. Matrices are divided by tp, norms and routers by nothing, routed experts by tp·ep; `held`:
+    blocks of each stage."""
+    counted = elements(model)
+    layers = max(sum(held), 1)
+    dense = counted["dense"] / layers / tp + counted["replicated"] / layers
+    expert = counted["expert"] / layers / tp / ep
+    block = dense + expert
+    before, after = counted["before"] / tp, counted["after"] / tp
+    stages = np.asarray(held, dtype=float) * block
+    stages[0] += before
+    stages[-1] += after
+    fullest = int(stages.argmax())
+    return Params(
+        block=block, before=before, after=after, stage_max=float(stages[fullest]), experts=held[fullest] * expert
+    )
+
+
+@lru_cache(maxsize=512)
+def elements(model: Model) -> dict[str, float]:
+    """Elements by the way they are divided: matrices of blocks, norms and routers of blocks, experts, ends."""
+    out = {"dense": 0.0, "replicated": 0.0, "expert": 0.0, "before": 0.0, "after": 0.0}
+    for t in model.tensors:
+        if t.layer >= 0:
+            key = "expert" if t.role == "expert" else "replicated" if t.module in ("norm", "router") else "dense"
+        else:
+            key = "before" if t.module in ("embedding", "conv") else "after"
+        out[key] += t.numel
+    return out
+
+
+def shard_ranks(plan: Plan) -> int:
+    """Ranks over which ZeRO shards: those of data and context parallelism, within the shard group."""
+    return plan.shard_group * plan.cp
+
+
+def owned(plan: Plan, params: Params) -> float:
+    """Elements whose optimizer state a rank holds; routed experts have 1/ep of the replicas to shard over."""
+    if plan.zero < 1:
+        return params.stage_max
+    shards = shard_ranks(plan)
+    return (params.stage_max - params.experts) / shards + params.experts / max(shards / plan.ep, 1.0)
+
+
+def exchange(
+    plan: Plan, params: Params, lines: Lines, *, gather_bytes: float, reduce_bytes: float
+) -> tuple[float, float, float]:
+    """(seconds, bytes a rank contributes, seconds without bytes) of the exchange after the last micro-batch."""
+    replicas = plan.dp * plan.cp
+    if replicas <= 1 or plan.zero >= 3:
+        return 0.0, 0.0, 0.0
+    stride = plan.tp
+    grads = params.stage_max * reduce_bytes
+    if plan.zero == 0:
+        cost = lines.cost("all_reduce", replicas, stride)
+        return float(cost(grads)), grads, float(cost(0.0))
+    group = shard_ranks(plan)
+    reduce = lines.cost("reduce_scatter", group, stride)
+    gather = lines.cost("all_gather", group, stride)
+    weights = params.stage_max * gather_bytes
+    seconds, latency = float(reduce(grads)) + float(gather(weights)), float(reduce(0.0)) + float(gather(0.0))
+    if replicas > group:
+        across = lines.cost("all_reduce", replicas // group, stride * group)
+        seconds, latency = seconds + float(across(grads / group)), latency + float(across(0.0))
+    return seconds, grads, latency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Gathered:
+    """Blocks with the collectives of their parameters beside them. before, after: (forward, backward) of the ends;
+    gather_s, reduce_s: the network's seconds of a micro-batch forward and backward; wire_bytes: what a rank
+    contributes in a micro-batch, two gathers and one reduce-scatter."""
+
+    forward_s: Array
+    backward_s: Array
+    before: tuple[Num, Num]
+    after: tuple[Num, Num]
+    gather_s: float
+    reduce_s: float
+    wire_bytes: float
+    latency_s: float
+
+
+def gathered(
+    f: Array,
+    g: Array,
+    before: tuple[Num, Num],
+    after: tuple[Num, Num],
+    plan: Plan,
+    params: Params,
+    lines: Lines,
+    *,
+    gather_bytes: float,
+    reduce_bytes: float,
+    interference: float,
+) -> Gathered:
+    """Gathers and reduce-scatters beside the blocks, with one block fetched ahead: max(t + rho min(c, t), c)."""
+    group, replicas = shard_ranks(plan), plan.dp * plan.cp
+    gather = lines.cost("all_gather", group, plan.tp)
+    reduce = lines.cost("reduce_scatter", group, plan.tp)
+    gb = float(gather(params.block * gather_bytes))
+    rb = float(reduce(params.block * reduce_bytes))
+    if replicas > group:
+        across = lines.cost("all_reduce", replicas // group, plan.tp * group)
+        rb += float(across(params.block * reduce_bytes / group))
+    ends = params.before + params.after
+    ge = float(gather(ends * gather_bytes))
+    re = float(reduce(ends * reduce_bytes))
+    moved = gb + rb
+    elements_moved = params.block * len(f) + ends
+    return Gathered(
+        forward_s=np.maximum(f + interference * np.minimum(gb, f), gb),
+        backward_s=np.maximum(g + interference * np.minimum(moved, g), moved),
+        before=(before[0] + ge + gb, before[1] + 0.5 * re),
+        after=(after[0], after[1] + gb),
+        gather_s=gb * len(f) + ge,
+        reduce_s=moved * len(f) + ge + re,
+        wire_bytes=elements_moved * (2.0 * gather_bytes + reduce_bytes),
+        latency_s=(2.0 * float(gather(0.0)) + float(reduce(0.0))) * (len(f) + 1),
+    )
