@@ -8,7 +8,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from simkit import train
 from simkit.exchange import Exchange, Method, exchange
 from simkit.memory import exchange_bytes, memory
 from simkit.price import UNSCALED, Compute, Pricing, Scales, compute, optimizer_seconds, pricing, scaled
@@ -21,7 +20,7 @@ from simkit.spec.plan import DTYPE_BYTES, Plan
 from simkit.spec.priors import prior
 from simkit.spec.resolve import Resolved
 from simkit.spec.stack import Stack
-from simkit.timeline import Step, Timeline, fifo, schedule
+from simkit.timeline import Step, Sums, Timeline, schedule, stretch, stretched
 from simkit.units import GIB
 from simkit.workloads import Numerics, program
 
@@ -106,10 +105,14 @@ def evaluate(resolved: Resolved, *, scales: Scales = UNSCALED, spans: bool = Fal
         host_s=known.host_s, message_s=known.message_s, scales=scales, host_kernel_s=known.host_kernel_s,
     )  # fmt: skip
     steps = tuple(_named(step, work, cost) for step in traded.steps) if spans else traded.steps
-    timelines = tuple(schedule(interfered(step, known.interference), spans=spans) for step in steps)
+    timelines = tuple(
+        schedule(step, spans=spans, interference=known.interference, sums=sums)
+        for step, sums in zip(steps, traded.sums, strict=True)
+    )
+    end_s, breakdown = _averaged(timelines)
     return Evaluation(
-        end_s=_mean([t.end_s for t in timelines]),
-        breakdown={k: _mean([t.breakdown[k] for t in timelines]) for k in timelines[0].breakdown},
+        end_s=end_s,
+        breakdown=breakdown,
         timelines=timelines,
         exchange=traded,
         compute=cost,
@@ -158,6 +161,9 @@ def is_sharded(plan: Plan) -> bool:
 def _sharded(
     resolved: Resolved, work: Program, device: Device, priced: Pricing, calibrated: bool, scales: Scales
 ) -> Evaluation:
+    # Most questions need none of it, and a cold command should not pay for what it does not use.
+    from simkit import train
+
     plan, stack = resolved.plan, resolved.stack
     eager = stack.calibration.get("eager") if calibrated else None
     host_kernel_s = _host_kernel_s(stack, calibrated)
@@ -221,31 +227,9 @@ HOST_KERNEL_S = 5e-6
 
 
 def interfered(step: Step, rho: float) -> Step:
-    """The step with back-propagation slowed by the collectives that run beside it.
-
-    NCCL's kernels take processors and memory bandwidth: a second of hidden communication costs rho seconds of compute.
-    hidden = busy network - what sticks out behind back-propagation in the undisturbed step, all phases of a buffer
-    taken as one message; every backward segment is stretched alike. A blocking hook hides nothing.
-    """
-    if rho <= 0.0 or step.overlap == "none" or step.blocking or not len(step.ready):
-        return step
-    ended_s = np.cumsum(step.backward_s)
-    backward_s = float(ended_s[-1])
-    if backward_s <= 0.0:
-        return step
-    encoded_s = np.cumsum(step.encode_s)
-    comm_s = step.comm_s.sum(axis=0)
-    last_s = float(fifo(ended_s[step.ready] + encoded_s, comm_s)[-1])
-    exposed_s = max(last_s - backward_s - float(encoded_s[-1]), 0.0)
-    hidden_s = min(max(float(comm_s.sum()) - exposed_s, 0.0), backward_s)
-    return _stretched(step, 1.0 + rho * hidden_s / backward_s)
-
-
-def _stretched(step: Step, factor: float) -> Step:
-    """The step with every backward segment that many times as long."""
-    fields = {name: getattr(step, name) for name in Step.__slots__}
-    fields["backward_s"] = step.backward_s * factor
-    return Step(**fields)
+    """The step with back-propagation slowed by the collectives that run beside it (`simkit.timeline.stretch`)."""
+    factor = stretch(step, Sums.of(step), rho)
+    return step if factor == 1.0 else stretched(step, factor)
 
 
 def _named(step: Step, work: Program, cost: Compute) -> Step:
@@ -256,8 +240,13 @@ def _named(step: Step, work: Program, cost: Compute) -> Step:
     return replace(step, segment_names=names, segment_bounds=bounds)
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+def _averaged(timelines: tuple[Timeline, ...]) -> tuple[float, Mapping[str, float]]:
+    """(end, breakdown): the mean over the variants of the compressor."""
+    first, count = timelines[0], len(timelines)
+    if count == 1:
+        return first.end_s, first.breakdown
+    breakdown = {k: sum(t.breakdown[k] for t in timelines) / count for k in first.breakdown}
+    return sum(t.end_s for t in timelines) / count, breakdown
 
 
 def _on(

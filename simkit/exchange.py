@@ -24,7 +24,7 @@ from simkit.roofline import Array, Law
 from simkit.spec.hardware import Cluster
 from simkit.spec.model import Model
 from simkit.spec.plan import Plan
-from simkit.timeline import Step
+from simkit.timeline import Step, Sums
 
 Shapes = tuple[tuple[int, ...], ...]
 Cost = Callable[[Any], Any]
@@ -62,8 +62,9 @@ class Method(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Exchange:
     """What one step exchanges. steps: one per variant of the compressor (two for ACP-SGD), to be averaged.
-    wire_bytes: bytes a rank contributes per step (mean over variants); buckets: buffers per step (mean); latency_s:
-    what the collectives of a step would take without any bytes; comm_s: what they take (means)."""
+    sums: the running sums of each. wire_bytes: bytes a rank contributes per step (mean over variants); buckets: buffers
+    per step (mean); latency_s: what the collectives of a step would take without any bytes; comm_s: what they take
+    (means)."""
 
     steps: tuple[Step, ...]
     wire_bytes: float
@@ -71,6 +72,7 @@ class Exchange:
     latency_s: float
     comm_s: float
     collectives: tuple[str, ...]
+    sums: tuple[Sums, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -101,6 +103,21 @@ class _Buckets:
     plain_bytes: Array
     wire: Array
     wire_bytes: float
+    encoded_s: Array
+    compression_s: float
+    messages: tuple[int, ...]
+    """Buffers with any bytes in them, phase by phase."""
+
+
+class _Sent(NamedTuple):
+    """Seconds of each collective, shape (phases, buckets), their running sums (`Sums`), and what they take without
+    any bytes."""
+
+    comm_s: Array
+    served_s: Array
+    merged_s: Array
+    busy_s: float
+    latency_s: float
 
 
 @lru_cache(maxsize=256)
@@ -148,9 +165,14 @@ def _tensors(program: Program, model: Model, method: Method, variant: int, law: 
         encode_s=device("encode"),
         between_s=tuple(device("between", p) for p in phases[1:]),
         decode_s=device("decode"),
-        plain_bytes=np.array([4.0 * prod(s) for s in shapes]),
+        plain_bytes=_plain_bytes(shapes),
         shares=tuple(float(method.ranks) if op == "all_gather" else 1.0 for op in module.OP),
     )
+
+
+@lru_cache(maxsize=64)
+def _plain_bytes(shapes: Shapes) -> Array:
+    return np.array([4.0 * prod(s) for s in shapes])
 
 
 @lru_cache(maxsize=512)
@@ -170,23 +192,30 @@ def _summed(program: Program, tensors: _Tensors, group: Ints) -> _Buckets:
     def per_bucket(values: Array) -> Array:
         return np.bincount(group, weights=values, minlength=count).astype(np.float64)
 
-    between = [per_bucket(v) for v in tensors.between_s]
+    between_s = np.array([per_bucket(v) for v in tensors.between_s]).reshape(len(tensors.between_s), count)
+    encode_s, decode_s = per_bucket(tensors.encode_s), per_bucket(tensors.decode_s)
     sent = tuple(per_bucket(w) for w in tensors.wires)
     wire = np.array(sent)
     return _Buckets(
         ready=program.ready[last],
         sent=sent,
-        encode_s=per_bucket(tensors.encode_s),
-        between_s=np.array(between).reshape(len(between), count),
-        decode_s=per_bucket(tensors.decode_s),
+        encode_s=encode_s,
+        between_s=between_s,
+        decode_s=decode_s,
         plain_bytes=per_bucket(tensors.plain_bytes),
         wire=wire,
         wire_bytes=float(wire.sum()),
+        encoded_s=encode_s.cumsum(),
+        compression_s=float(encode_s.sum() + between_s.sum() + decode_s.sum()),
+        messages=tuple(int(np.count_nonzero(w > 0)) for w in sent),
     )
 
 
-def message_seconds(cost: Cost, sent_bytes: Array, share: float, message_s: float) -> Array:
-    """Seconds of the collectives that carry these bytes of every buffer; no bytes is no message."""
+def message_seconds(cost: Cost, sent_bytes: Array, share: float, message_s: float, *, every: bool = False) -> Array:
+    """Seconds of the collectives that carry these bytes of every buffer; no bytes is no message. every: there is no
+    such buffer."""
+    if every:
+        return np.asarray(cost(sent_bytes * share) + message_s)
     return np.where(sent_bytes > 0, cost(sent_bytes * share) + message_s, 0.0)
 
 
@@ -199,16 +228,18 @@ def _messages(
     message_s: float,
     network_Bps: float,
     network_latency: float,
-) -> tuple[Array, float, float]:
-    """(seconds of each collective, shape (phases, buckets); their sum without bytes; their sum)."""
+) -> _Sent:
     scales = Scales(network_Bps=network_Bps, network_latency=network_latency)
-    seconds, latency_s = [], 0.0
-    for op, share, sent in zip(tensors.module.OP, tensors.shares, buckets.sent, strict=True):
+    count, latency_s = len(buckets.ready), 0.0
+    comm_s = np.empty((len(buckets.sent), count))
+    for phase, (op, share, sent) in enumerate(zip(tensors.module.OP, tensors.shares, buckets.sent, strict=True)):
         cost = scaled_cost(collective_cost(op, cluster, algorithm), scales)
-        seconds.append(message_seconds(cost, sent, share, message_s))
-        latency_s += np.count_nonzero(sent > 0) * (float(cost(0.0)) + message_s)
-    table = np.array(seconds).reshape(len(seconds), len(buckets.ready))
-    return table, latency_s, float(table.sum())
+        comm_s[phase] = message_seconds(cost, sent, share, message_s, every=buckets.messages[phase] == count)
+        latency_s += buckets.messages[phase] * (float(cost(0.0)) + message_s)
+    served_s = comm_s.cumsum(axis=1)
+    merged_s = served_s[0] if len(comm_s) == 1 else comm_s.sum(axis=0).cumsum()
+    busy_s = float(merged_s[-1]) if count else 0.0
+    return _Sent(comm_s=comm_s, served_s=served_s, merged_s=merged_s, busy_s=busy_s, latency_s=latency_s)
 
 
 def buffers(program: Program, model: Model, *, plan: Plan, law: Law) -> list[tuple[_Tensors, _Buckets]]:
@@ -238,13 +269,17 @@ def exchange(
     law: that of fp32 arithmetic, in which gradients are compressed. message_s: what the stack adds per buffer;
     host_kernel_s: what the host takes to launch a kernel (`hosted`).
     """
-    base = alone(program, plan, compute, optimizer_s, host_s, host_kernel_s)
+    passes = _passes(program, compute, host_kernel_s, plan.recompute)
+    base = _alone(passes, plan, optimizer_s, host_s)
     if plan.dp <= 1:
-        return Exchange(steps=(base,), wire_bytes=0.0, buckets=0.0, latency_s=0.0, comm_s=0.0, collectives=())
+        sums = _sums(passes, _EMPTY, 0.0, _NOTHING)
+        return Exchange(
+            steps=(base,), wire_bytes=0.0, buckets=0.0, latency_s=0.0, comm_s=0.0, collectives=(), sums=(sums,)
+        )
     method = Method.of(plan)
     module = plugins.get("simkit.compressors", plan.method)
     rule = module.BUCKETS if plan.fusion == "bucket" else plan.fusion
-    steps, wire, buckets, latency_s, busy_s = [], 0.0, 0, 0.0, 0.0
+    steps, every, wire, buckets, latency_s, busy_s = [], [], 0.0, 0, 0.0, 0.0
     variants = module.variants(plan)
     for variant in range(variants):
         tensors = _tensors(program, model, method, variant, law)
@@ -253,14 +288,15 @@ def exchange(
             merged = _summed(program, tensors, group)
         else:
             merged = _static_buckets(program, tensors, rule)
-        comm_s, latency, busy = _messages(
+        sent = _messages(
             merged, tensors, cluster, plan.algorithm, message_s, scales.network_Bps, scales.network_latency
         )
-        steps.append(_chained(base, module, merged, comm_s))
+        steps.append(_chained(base, module, merged, sent.comm_s))
+        every.append(_sums(passes, merged.encoded_s, merged.compression_s, sent))
         wire += merged.wire_bytes
         buckets += len(merged.ready)
-        latency_s += latency
-        busy_s += busy
+        latency_s += sent.latency_s
+        busy_s += sent.busy_s
     return Exchange(
         steps=tuple(steps),
         wire_bytes=wire / variants,
@@ -268,6 +304,7 @@ def exchange(
         latency_s=latency_s / variants,
         comm_s=busy_s / variants,
         collectives=tuple(dict.fromkeys(module.OP)),
+        sums=tuple(every),
     )
 
 
@@ -276,6 +313,30 @@ def alone(
 ) -> Step:
     """The step of a rank that exchanges nothing; forward and backward wait for their launches where the host is
     slower. Leading axes of `compute` (points of a sweep) are kept."""
+    points = isinstance(compute.backward_total_s, np.ndarray)
+    passes = (_passed if points else _passes)(program, compute, host_kernel_s, plan.recompute)
+    return _alone(passes, plan, optimizer_s, host_s)
+
+
+class _Passes(NamedTuple):
+    """Forward and backward pass of a micro-batch: seconds, of every backward segment, of all of them, and when each
+    ends (`Sums.done_s`; None where they are of many points)."""
+
+    forward_s: Any
+    backward_s: Array
+    total_s: Any
+    done_s: Any = None
+
+
+@lru_cache(maxsize=1024)
+def _passes(program: Program, compute: Compute, host_kernel_s: float, recompute: str) -> _Passes:
+    found = _passed(program, compute, host_kernel_s, recompute)
+    done_s = np.zeros(len(found.backward_s) + 1)
+    found.backward_s.cumsum(out=done_s[1:])
+    return found._replace(done_s=done_s)
+
+
+def _passed(program: Program, compute: Compute, host_kernel_s: float, recompute: str) -> _Passes:
     device_f, device_b = compute.forward_total_s, compute.backward_total_s
     forward_s = hosted(device_f, program.forward.launches * host_kernel_s)
     backward_s = compute.backward_s[..., program.backward.order]
@@ -286,27 +347,38 @@ def alone(
         )
     elif device_b > 0.0:
         backward_s = backward_s * (hosted(device_b, program.backward.launches * host_kernel_s) / device_b)
-    if plan.recompute != "none":
+    if recompute != "none":
         # A block is replayed right before its own backward pass.
-        backward_s[..., program.blocks.starts] += compute.forward_s @ program.replayed(plan.recompute).T
+        backward_s[..., program.blocks.starts] += compute.forward_s @ program.replayed(recompute).T
     total_s = backward_s.sum(axis=-1) if backward_s.ndim > 1 else float(backward_s.sum())
+    return _Passes(forward_s, backward_s, total_s)
+
+
+def _alone(passes: _Passes, plan: Plan, optimizer_s: float, host_s: float) -> Step:
     return Step(
-        forward_s=forward_s,
-        backward_s=backward_s,
+        forward_s=passes.forward_s,
+        backward_s=passes.backward_s,
         ready=_NONE,
         encode_s=_EMPTY,
-        comm_s=_EMPTY.reshape(1, 0),
-        between_s=_EMPTY.reshape(0, 0),
+        comm_s=_NO_MESSAGES,
+        between_s=_NO_PHASES,
         decode_s=_EMPTY,
         optimizer_s=optimizer_s,
-        accumulation_s=(plan.grad_accum - 1) * (forward_s + total_s),
+        accumulation_s=(plan.grad_accum - 1) * (passes.forward_s + passes.total_s),
         host_s=host_s,
         overlap=plan.overlap,
     )
 
 
+def _sums(passes: _Passes, encoded_s: Array, compression_s: float, sent: _Sent) -> Sums:
+    return Sums(passes.done_s, encoded_s, compression_s, sent.served_s, sent.merged_s, sent.busy_s)
+
+
 _EMPTY: Array = np.zeros(0)
 _NONE: Ints = np.zeros(0, dtype=np.int64)
+_NO_MESSAGES: Array = np.zeros((1, 0))
+_NO_PHASES: Array = np.zeros((0, 0))
+_NOTHING = _Sent(comm_s=_NO_MESSAGES, served_s=_NO_MESSAGES, merged_s=_EMPTY, busy_s=0.0, latency_s=0.0)
 
 
 def _chained(base: Step, module: ModuleType, merged: _Buckets, comm_s: Array) -> Step:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +71,35 @@ class Step:
     segment_bounds: tuple[str, ...] = ()
 
 
+class Sums(NamedTuple):
+    """Running sums of a Step, so that steps with the same passes, buffers or messages share them.
+
+    done_s: ends of the backward segments counted from the begin of back-propagation, 0 before the first, shape
+    (segments + 1,). encoded_s: of encode_s. compression_s: all device work of the chains. served_s: of comm_s, phase by
+    phase; merged_s: of comm_s with all phases of a bucket taken as one message; comm_s: all of it.
+    """
+
+    done_s: Array
+    encoded_s: Array
+    compression_s: float
+    served_s: Array
+    merged_s: Array
+    comm_s: float
+
+    @classmethod
+    def of(cls, step: Step) -> Sums:
+        done_s = np.zeros(len(step.backward_s) + 1)
+        step.backward_s.cumsum(out=done_s[1:])
+        return cls(
+            done_s=done_s,
+            encoded_s=step.encode_s.cumsum(),
+            compression_s=float(step.encode_s.sum() + step.between_s.sum() + step.decode_s.sum()),
+            served_s=step.comm_s.cumsum(axis=1),
+            merged_s=step.comm_s.sum(axis=0).cumsum(),
+            comm_s=float(step.comm_s.sum()),
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """Something that occupied a stream from start_s to end_s. stream: ``compute``, ``comm`` or ``host``.
@@ -100,8 +129,11 @@ class Timeline:
     spans: tuple[Span, ...] = ()
 
 
-def schedule(step: Step, *, spans: bool = False) -> Timeline:
+def schedule(step: Step, *, spans: bool = False, interference: float = 0.0, sums: Sums | None = None) -> Timeline:
     """The timeline of one iteration, without events.
+
+    interference: seconds of compute that a second of hidden communication costs (`stretch`); sums: `Sums.of` the step,
+    where they are known.
 
     With r_i the moment bucket i is encoded and c_i its collective, one FIFO network gives (``inline``, one phase)
 
@@ -124,11 +156,45 @@ def schedule(step: Step, *, spans: bool = False) -> Timeline:
         arrange = _hook
     else:
         raise unknown("placement", step.placement, PLACEMENTS)
+    if sums is None:
+        sums = Sums.of(step)
+    factor = stretch(step, sums, interference)
+    if factor != 1.0:
+        sums = sums._replace(done_s=sums.done_s * factor)
+        if spans or arrange is not _inline:
+            step = stretched(step, factor)
     record: list[Span] | None = None
     if spans:
         record = opening(step)
-    exposed_s, comm_end_s = arrange(step, record)
-    return closing(step, exposed_s=exposed_s, comm_end_s=comm_end_s, record=record)
+    exposed_s, comm_end_s = arrange(step, sums, record)
+    return closing(step, sums, exposed_s=exposed_s, comm_end_s=comm_end_s, record=record)
+
+
+def stretch(step: Step, sums: Sums, interference: float) -> float:
+    """How many times as long back-propagation takes because of the collectives that run beside it.
+
+    NCCL's kernels take processors and memory bandwidth: a second of hidden communication costs `interference` seconds
+    of compute. hidden = busy network - what sticks out behind back-propagation in the undisturbed step, all phases of a
+    buffer taken as one message; every backward segment is stretched alike. A blocking hook hides nothing.
+    """
+    if interference <= 0.0 or step.overlap == "none" or step.blocking or not len(step.ready):
+        return 1.0
+    backward_s = float(sums.done_s[-1])
+    if backward_s <= 0.0:
+        return 1.0
+    # The last end of `fifo`: all messages after the latest moment at which the network stood still.
+    issue_s = sums.done_s[step.ready + 1]
+    issue_s += sums.encoded_s
+    issue_s[1:] -= sums.merged_s[:-1]
+    last_s = float(issue_s.max()) + float(sums.merged_s[-1])
+    exposed_s = max(last_s - backward_s - float(sums.encoded_s[-1]), 0.0)
+    hidden_s = min(max(sums.comm_s - exposed_s, 0.0), backward_s)
+    return 1.0 + interference * hidden_s / backward_s
+
+
+def stretched(step: Step, factor: float) -> Step:
+    """The step with every backward segment that many times as long."""
+    return replace(step, backward_s=step.backward_s * factor)
 
 
 def opening(step: Step) -> list[Span]:
@@ -140,14 +206,17 @@ def opening(step: Step) -> list[Span]:
     return record
 
 
-def closing(step: Step, *, exposed_s: float, comm_end_s: Array, record: list[Span] | None) -> Timeline:
+def closing(
+    step: Step, sums: Sums | None = None, *, exposed_s: float, comm_end_s: Array, record: list[Span] | None
+) -> Timeline:
     """The Timeline once the idle time of the device is known: the terms of the breakdown, their sum, the last spans."""
+    sums = Sums.of(step) if sums is None else sums
     optimizer_s, host_s = float(step.optimizer_s), float(step.host_s)
     breakdown, busy_s, end_s = terms(
         forward_s=float(step.forward_s),
-        backward_s=float(step.backward_s.sum()),
+        backward_s=float(sums.done_s[-1]),
         earlier_s=float(step.accumulation_s),
-        compression_s=float(step.encode_s.sum() + step.between_s.sum() + step.decode_s.sum()),
+        compression_s=sums.compression_s,
         exposed_s=exposed_s,
         optimizer_s=optimizer_s,
         host_s=host_s,
@@ -160,7 +229,7 @@ def closing(step: Step, *, exposed_s: float, comm_end_s: Array, record: list[Spa
     return Timeline(
         end_s=end_s,
         breakdown=breakdown,
-        busy_s={"compute": busy_s, "comm": float(step.comm_s.sum()), "host": host_s},
+        busy_s={"compute": busy_s, "comm": sums.comm_s, "host": host_s},
         comm_end_s=comm_end_s,
         spans=() if record is None else tuple(record),
     )
@@ -182,7 +251,7 @@ def terms(
     """
     last_s = forward_s + backward_s
     if isinstance(last_s, np.ndarray):
-        share = np.divide(forward_s, last_s, out=np.ones_like(last_s), where=last_s > 0.0)
+        share: Num = np.divide(forward_s, last_s, out=np.ones_like(last_s), where=last_s > 0.0)
     else:
         share = forward_s / last_s if last_s > 0.0 else 1.0
     forward_s = forward_s + earlier_s * share
@@ -229,20 +298,23 @@ def waits(
 
 def fifo(issue_s: Array, duration_s: Array, free_s: float = 0.0) -> Array:
     """End times of jobs served one by one in order: e_i = max(e_{i-1}, issue_i) + duration_i, e_{-1} = free_s."""
-    total = duration_s.cumsum()
-    start = np.maximum(issue_s, free_s)
+    return _served(np.maximum(issue_s, free_s), duration_s.cumsum())
+
+
+def _served(start: Array, total: Array) -> Array:
+    """`fifo` in place: start, the issue times, becomes the end times; total: running sum of the durations."""
     start[1:] -= total[:-1]
     np.maximum.accumulate(start, out=start)
     start += total
     return start
 
 
-def _serial(step: Step, record: list[Span] | None) -> tuple[float, Array]:
+def _serial(step: Step, sums: Sums, record: list[Span] | None) -> tuple[float, Array]:
     phases, buckets = step.comm_s.shape
     work_s = np.zeros((2 * phases + 1, buckets))
     work_s[0], work_s[1::2], work_s[2:-1:2], work_s[-1] = step.encode_s, step.comm_s, step.between_s, step.decode_s
     begin_s = step.accumulation_s + step.forward_s
-    chains_s = begin_s + float(step.backward_s.sum())
+    chains_s = begin_s + float(sums.done_s[-1])
     end_s = chains_s + np.cumsum(work_s.T.ravel()).reshape(buckets, 2 * phases + 1)
     if record is not None:
         _segments(step, record, begin_s + np.cumsum(step.backward_s) - step.backward_s)
@@ -254,19 +326,17 @@ def _serial(step: Step, record: list[Span] | None) -> tuple[float, Array]:
                     record.append(comm_span(step, i, phase, start_s, seconds))
                 else:
                     record.append(kernel_span(step, i, phase, start_s, seconds))
-    return float(step.comm_s.sum()), end_s[:, -2] if phases else np.full(buckets, chains_s)
+    return sums.comm_s, end_s[:, -2] if phases else np.full(buckets, chains_s)
 
 
-def _inline(step: Step, record: list[Span] | None) -> tuple[float, Array]:
+def _inline(step: Step, sums: Sums, record: list[Span] | None) -> tuple[float, Array]:
     begin_s = step.accumulation_s + step.forward_s
     phases, buckets = step.comm_s.shape
     if not buckets:
         if record is not None:
             _segments(step, record, begin_s + np.cumsum(step.backward_s) - step.backward_s)
         return 0.0, np.zeros(0)
-    encoded_s = step.encode_s.cumsum()
-    done_s = np.zeros(len(step.backward_s) + 1)
-    step.backward_s.cumsum(out=done_s[1:])
+    encoded_s, done_s = sums.encoded_s, sums.done_s
     device_s = float(begin_s + done_s[-1] + encoded_s[-1])
     issue_s = done_s[step.ready + 1]
     issue_s += encoded_s
@@ -276,7 +346,7 @@ def _inline(step: Step, record: list[Span] | None) -> tuple[float, Array]:
         hooks_s = np.concatenate([[0.0], encoded_s])[before]
         _segments(step, record, begin_s + done_s[:-1] + hooks_s)
         _kernels(step, record, 0, issue_s, step.encode_s)
-    end_s = fifo(issue_s, step.comm_s[0])
+    end_s = _served(issue_s, sums.served_s[0])
     exposed_s = 0.0
     for p in range(1, phases):
         if record is not None:
@@ -287,7 +357,7 @@ def _inline(step: Step, record: list[Span] | None) -> tuple[float, Array]:
         device_s = float(issue_s[-1])
         if record is not None:
             _kernels(step, record, p, issue_s, between_s)
-        end_s = fifo(issue_s, step.comm_s[p], float(end_s[-1]))
+        end_s = _served(np.maximum(issue_s, end_s[-1]), sums.served_s[p])
     exposed_s = max(exposed_s + max(float(end_s[-1]) - device_s, 0.0), 0.0)
     if record is not None:
         _collectives(step, record, phases - 1, end_s)
@@ -295,7 +365,7 @@ def _inline(step: Step, record: list[Span] | None) -> tuple[float, Array]:
     return exposed_s, end_s
 
 
-def _hook(step: Step, record: list[Span] | None) -> tuple[float, Array]:
+def _hook(step: Step, sums: Sums, record: list[Span] | None) -> tuple[float, Array]:
     """One pass over the kernels of the chains; the device is one server that is never interrupted.
 
     At a boundary between segments the kernels that can run go first, in the order in which they became able to (of
@@ -304,7 +374,7 @@ def _hook(step: Step, record: list[Span] | None) -> tuple[float, Array]:
     of segments that nothing interrupts are jumped over by bisection in their cumulative time.
     """
     phases, buckets = step.comm_s.shape
-    done_s = [0.0, *np.cumsum(step.backward_s).tolist()]
+    done_s = sums.done_s.tolist()
     ready = step.ready.tolist()
     kernel_s = [step.encode_s.tolist(), *step.between_s.tolist(), step.decode_s.tolist()]
     comm_s = step.comm_s.tolist()
