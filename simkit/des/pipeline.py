@@ -67,10 +67,14 @@ def nodes(order: Order, *, stages: int, micro_batches: int, virtual: int = 1) ->
                 out.append(Node(kind=kind, micro_batch=i, chunk=chunk, stage=r, input=source, message=message))
                 at[r] += 1
                 moved = True
-    stuck = [r for r, queue in enumerate(queues) if at[r] < len(queue)]
-    if stuck:
-        raise InputError("wait for each other for ever", key="schedule", hint=f"stage {stuck[0]} is the first to be stuck")
+    _refuse([r for r, queue in enumerate(queues) if at[r] < len(queue)])
     return tuple(out)
+
+
+def _refuse(stuck: list[int]) -> None:
+    if stuck:
+        hint = f"stage {stuck[0]} is the first to be stuck"
+        raise InputError("lets stages wait for each other for ever", key="schedule", hint=hint)
 
 
 def _input(kind: str, i: int, g: int, last: int) -> tuple[str, int, int] | None:
@@ -139,7 +143,8 @@ def recurrence(
         busy[e.stage] = busy[e.stage] + seconds
         end.append(free[e.stage])
     stage_end_s = np.stack([np.asarray(x) for x in free], axis=-1)
-    return Result(end_s=stage_end_s.max(axis=-1), stage_end_s=stage_end_s, busy_s=np.stack([np.asarray(x) for x in busy], axis=-1))
+    busy_s = np.stack([np.asarray(x) for x in busy], axis=-1)
+    return Result(end_s=stage_end_s.max(axis=-1), stage_end_s=stage_end_s, busy_s=busy_s)
 
 
 def simulate(
@@ -163,22 +168,24 @@ def simulate(
     ended: dict[tuple[str, int, int], Any] = {
         (kind, i, chunk * stages + r): env.event() for r, queue in enumerate(queues) for kind, i, chunk in queue
     }
-    run = _Run(env=env, stages=stages, last=stages * virtual - 1, took=took, p2p_s=float(p2p_s), overlap=overlap_p2p, ended=ended, record=[] if spans else None)
+    run = _Run(
+        env=env, stages=stages, virtual=virtual, took=took, p2p_s=float(p2p_s), overlap=overlap_p2p, ended=ended,
+        record=[] if spans else None,
+    )
     finished = [env.process(run.stage(r, queue)) for r, queue in enumerate(queues)]
     env.run()
-    stuck = [r for r, process in enumerate(finished) if process.is_alive]
-    if stuck:
-        raise InputError("wait for each other for ever", key="schedule", hint=f"stage {stuck[0]} is the first to be stuck")
+    _refuse([r for r, process in enumerate(finished) if process.is_alive])
     stage_end_s = np.array([process.value for process in finished])
     busy = [sum(took[kind][r] for kind, _, _ in queue) for r, queue in enumerate(queues)]
-    return Result(end_s=float(stage_end_s.max()), stage_end_s=stage_end_s, busy_s=np.array(busy), spans=tuple(run.record or ()))
+    seen = tuple(sorted(run.record or (), key=lambda s: (s.start_s, s.end_s, s.stream)))
+    return Result(end_s=float(stage_end_s.max()), stage_end_s=stage_end_s, busy_s=np.array(busy), spans=seen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Run:
     env: Any
     stages: int
-    last: int
+    virtual: int
     took: dict[str, list[float]]
     p2p_s: float
     overlap: bool
@@ -186,27 +193,31 @@ class _Run:
     record: list[Span] | None
 
     def stage(self, r: int, queue: list[Event]) -> Generator[Any, Any, float]:
+        """The process of one stage; its value is when it ended."""
         env = self.env
         for kind, i, chunk in queue:
             g = chunk * self.stages + r
-            needs = _input(kind, i, g, self.last)
+            needs = _input(kind, i, g, self.stages * self.virtual - 1)
             if needs is not None:
                 yield self.ended[needs]
                 if needs[2] % self.stages != r:
-                    sent_s = self.ended[needs].value
-                    wait_s = max(sent_s + self.p2p_s - env.now, 0.0) if self.overlap else self.p2p_s
-                    if wait_s > 0.0:
-                        start_s = env.now
-                        yield env.timeout(wait_s)
-                        if not self.overlap:
-                            self.span("receive", "comm", r, start_s, i, chunk)
+                    yield from self.receive(self.ended[needs].value, r, i, chunk)
             start_s = env.now
             yield env.timeout(self.took[kind][r])
-            self.span(f"{kind}{i}" if self.last < self.stages else f"{kind}{i}.{chunk}", KINDS[kind], r, start_s, i, chunk)
+            self.span(f"{kind}{i}" + f".{chunk}" * (self.virtual > 1), KINDS[kind], r, start_s, i, chunk)
             self.ended[kind, i, g].succeed(env.now)
         return float(env.now)
 
+    def receive(self, sent_s: float, r: int, i: int, chunk: int) -> Generator[Any, Any, None]:
+        start_s = self.env.now
+        if not self.overlap:
+            yield self.env.timeout(self.p2p_s)
+            self.span("receive", "comm", r, start_s, i, chunk)
+        elif sent_s + self.p2p_s > start_s:
+            yield self.env.timeout(sent_s + self.p2p_s - start_s)
+
     def span(self, name: str, kind: str, r: int, start_s: float, i: int, chunk: int) -> None:
-        if self.record is not None:
+        end_s = self.env.now
+        if self.record is not None and end_s > start_s:
             args = (("micro_batch", float(i)), ("chunk", float(chunk)))
-            self.record.append(Span(name=name, stream=f"stage {r}", start_s=start_s, end_s=self.env.now, kind=kind, args=args))
+            self.record.append(Span(name=name, stream=f"stage {r}", start_s=start_s, end_s=end_s, kind=kind, args=args))

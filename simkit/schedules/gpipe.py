@@ -33,6 +33,9 @@ def seconds(
     """The closed form above; `virtual` and `weight_s` have no meaning here. Raises InputError for malformed arrays."""
     x = inputs(forward_s, backward_s, micro_batches=micro_batches, virtual=1, p2p_s=p2p_s)
     f, b = received(x, overlap_p2p=overlap_p2p)
-    passes = [s.sum(axis=-1, keepdims=True) + (x.m - 1.0) * s.max(axis=-1, keepdims=True) for s in (f, b)]
+    passes = [
+        np.add.reduce(s, axis=-1, keepdims=True) + (x.m - 1.0) * np.maximum.reduce(s, axis=-1, keepdims=True)
+        for s in (f, b)
+    ]
     end_s = passes[0] + passes[1] + (2.0 * x.hops * overlap_p2p) * x.c
     return finish(x, end_s, in_flight=x.m + 0.0 * np.zeros(x.stages), exact=True)
