@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simkit.evaluate import Evaluation, evaluate
+from simkit.evaluate import Evaluation, evaluate, is_sharded
 from simkit.memory import divisors
 from simkit.spec.model import TransformerSpec
 from simkit.spec.plan import Plan
@@ -34,7 +34,7 @@ def planned(resolved: Resolved) -> Resolved:
     if "method" in chosen.open:
         chosen = replace(chosen, plan=replace(chosen.plan, method="s-sgd"))
     chosen = _batched(chosen)
-    if "method" in chosen.open and chosen.cluster.nodes > 1:
+    if "method" in chosen.open and chosen.cluster.nodes > 1 and not is_sharded(chosen.plan):
         chosen = _method(chosen)
     return replace(chosen, open=frozenset())
 
