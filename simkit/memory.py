@@ -29,7 +29,8 @@ import numpy as np
 
 from simkit import plugins
 from simkit.memory_facts import FRAGMENTATION, memory_facts
-from simkit.memory_sharded import OPTIMIZER_STATES, WORKSPACE_BYTES, StageMemory, memory_of_stages
+from simkit.memory_sharded import StageMemory, memory_of_stages
+from simkit.memory_states import OPTIMIZER_STATES, WORKSPACE_BYTES
 from simkit.memory_wayout import divisors, stronger, way_out
 from simkit.price import Compute
 from simkit.program import Program, basis
@@ -48,7 +49,8 @@ COMMUNICATOR_BYTES = 200 * MIB
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """Bytes per device, itemised, with the verdict. capacity_bytes is what a job can use: the driver's figure less the
-    context and the reserve. stage: the heaviest."""
+    context and the reserve. stage: the heaviest pipeline
+    stage, whose items these are; stages: all of them."""
 
     items_bytes: Mapping[str, float]
     allocated_bytes: float
@@ -58,9 +60,25 @@ class Memory:
     fits: bool
     why_not: str = ""
     way_out: str = ""
-    per_stage: tuple[Mapping[str, float], ...] = ()
-    """Items of every stage, with their sums allocated, reserved, device; items_bytes: those of the heaviest."""
     stage: int = 0
+    stages: StageMemory | None = None
+
+    @property
+    def per_stage(self) -> tuple[Mapping[str, float], ...]:
+        """Items of every pipeline stage, with their sums allocated, reserved and device; one entry without stages."""
+        outside = self.device_bytes - self.reserved_bytes
+        if self.stages is None:
+            return (self._entry(dict(self.items_bytes), self.allocated_bytes, self.reserved_bytes),)
+        found = []
+        for i in range(self.stages.reserved_bytes.shape[-1]):
+            allocated, reserved = float(self.stages.allocated_bytes[i]), float(self.stages.reserved_bytes[i])
+            items = self.stages.stage(i) | {"fragmentation": reserved - allocated, "context": outside}
+            found.append(self._entry(items, allocated, reserved))
+        return tuple(found)
+
+    def _entry(self, items: dict[str, float], allocated: float, reserved: float) -> dict[str, float]:
+        outside = self.device_bytes - self.reserved_bytes
+        return items | {"allocated": allocated, "reserved": reserved, "device": reserved + outside}
 
 
 def memory(
@@ -197,19 +215,14 @@ def _staged(
     found = weighed(plan)
     stage = int(np.argmax(found.reserved_bytes))
     context = context_bytes(plan, device)
-    per_stage = []
-    for i in range(plan.pp):
-        allocated, reserved = float(found.allocated_bytes[i]), float(found.reserved_bytes[i])
-        sums = {"allocated": allocated, "reserved": reserved, "device": reserved + context}
-        per_stage.append(found.stage(i) | {"fragmentation": reserved - allocated, "context": context} | sums)
-    heaviest = per_stage[stage]
-    items = {k: v for k, v in heaviest.items() if k not in ("allocated", "reserved", "device")}
+    allocated, reserved = float(found.allocated_bytes[stage]), float(found.reserved_bytes[stage])
+    items = found.stage(stage) | {"fragmentation": reserved - allocated, "context": context}
     capacity = device.memory_bytes - context - reserve_bytes
-    fits = heaviest["reserved"] <= capacity
+    fits = reserved <= capacity
     why = out = ""
     if not fits:
         where = f"stage {stage} of {plan.pp} needs" if plan.pp > 1 else "needs"
-        why = f"{where} {format_bytes(heaviest['reserved'])}, {device.title} offers {format_bytes(max(capacity, 0.0))}"
+        why = f"{where} {format_bytes(reserved)}, {device.title} offers {format_bytes(max(capacity, 0.0))}"
 
         def fitting(p: Plan) -> bool:
             room = device.memory_bytes - context_bytes(p, device) - reserve_bytes
@@ -221,15 +234,15 @@ def _staged(
         out = out or _hopeless(plan, capacity, items, _heaviest(weighed(least)))
     return Memory(
         items_bytes=items,
-        allocated_bytes=heaviest["allocated"],
-        reserved_bytes=heaviest["reserved"],
-        device_bytes=heaviest["device"],
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        device_bytes=reserved + context,
         capacity_bytes=capacity,
         fits=fits,
         why_not=why,
         way_out=out,
-        per_stage=tuple(per_stage),
         stage=stage,
+        stages=found,
     )
 
 

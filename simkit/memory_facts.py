@@ -40,7 +40,7 @@ class MemoryFacts:
     fused_gate: bool = False
     fragmentation: float = FRAGMENTATION
     overhead_bytes: float = 0.0
-    sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False)
 
 
 _MEGATRON = {
