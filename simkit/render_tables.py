@@ -155,6 +155,19 @@ def failure_lines(report: Report) -> list[tuple[str, str]]:
     return lines
 
 
+def imported_lines(report: Report) -> list[str]:
+    """What became of the keys of the imported files, a line each; those that change nothing share one."""
+    lines, without = [], []
+    for key, value, became in imported_rows(report):
+        if became.endswith("does not change the time or memory of a step"):
+            without.append(key)
+        else:
+            lines.append(f"{key} {value}".rstrip() + f": {became}")
+    if without:
+        lines.append(f"without effect on a step: {', '.join(without)}")
+    return lines
+
+
 def imported_rows(report: Report) -> list[tuple[str, str, str]]:
     """(key of the file, its value, what became of it) for every key of the imported files."""
     rows = [(x["key"], x["value"], f"{x['field']} = {x['set']}") for x in report.imported.get("mapped", ())]

@@ -17,7 +17,7 @@ from simkit.render_tables import (
     beside_row,
     failure_lines,
     headline,
-    imported_rows,
+    imported_lines,
     label,
     money_lines,
     terms,
@@ -76,8 +76,11 @@ def to_text(
 
 
 def _body(report: Report) -> list[Part]:
-    read = Grid(heads=("key", "value", "became"), rows=imported_rows(report))
-    parts: list[Part] = [*_section("Read from files", read), *_section("Where the time goes", _bars(report))]
+    parts: list[Part] = []
+    if report.imported:
+        parts += [Line(text=""), _heading("Read from files")]
+        parts += [Line(text=f"- {line}") for line in imported_lines(report)]
+    parts += _section("Where the time goes", _bars(report))
     items = [(n.removesuffix("_bytes"), format_bytes(size)) for n, size in report.memory.items_bytes.items() if size]
     parts += _section("Memory per GPU", Grid(heads=("item", "size"), rows=items, right=frozenset({1})))
     parts += _section("Money and energy", Grid(rows=money_lines(report), styles=("cyan",)))

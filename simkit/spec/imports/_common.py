@@ -16,6 +16,7 @@ from simkit.spec.scenario import Scenario, clean
 
 ASSUMED_DEVICE = "h100"
 """Where the files tell how many GPUs there are and nobody tells which."""
+MAX_DEPTH, MAX_KEYS = 12, 5000
 NO_EFFECT = "does not change the time or memory of a step"
 
 
@@ -53,6 +54,8 @@ class Draft:
         self.network: Model | None = None
         self.incomplete: InputError | None = None
         """Why the architecture could not be built, raised where nobody gives a model."""
+        self.steps: tuple[str, int] | None = None
+        """The key and number of steps of the whole job: samples once the global batch is known."""
         self.nodes: int | None = None
         self.gpus_per_node: int | None = None
 
@@ -150,6 +153,8 @@ def _told(entry: Entry, *names: str) -> dict[str, Any]:
 def _text(value: Any) -> str:
     if isinstance(value, str):
         return value
+    if isinstance(value, float) and abs(value) < 1e15 and value == int(value):
+        return str(int(value))
     try:
         return json.dumps(value)
     except (TypeError, ValueError):
@@ -164,7 +169,21 @@ def load(path: str | Path) -> Document:
     data = parser(text, str(path)) if parser else None
     if data is None and text.lstrip().startswith("{"):
         data = _json(text, str(path))
+    if data is not None:
+        _bounded(data, str(path))
     return Document(file=str(path), text=text, data=data)
+
+
+def _bounded(data: Mapping[str, Any], file: str) -> None:
+    """Refuses what no settings look like: tables nested without end (YAML anchors), thousands of keys."""
+    tables, seen = [(data, 1)], 0
+    while tables:
+        table, depth = tables.pop()
+        seen += len(table)
+        if depth > MAX_DEPTH or seen > MAX_KEYS:
+            what = f"holds more than {MAX_KEYS} keys or {MAX_DEPTH} tables in each other"
+            raise InputError(what, file=file, hint="give a file of settings")
+        tables += [(v, depth + 1) for v in table.values() if isinstance(v, Mapping)]
 
 
 def _mapping(data: Any, file: str, form: str) -> Mapping[str, Any]:
@@ -269,6 +288,15 @@ def later(draft: Draft, key: str, value: Any) -> None:
     """A rule for keys that are read together, after or before the others."""
 
 
+def steps(draft: Draft, key: str, value: Any) -> None:
+    """A rule: the steps of the whole job; -1 leaves them open."""
+    number = draft.whole(key, value, least=-1)
+    if number > 0:
+        draft.steps = (key, number)
+    else:
+        draft.open(key, value)
+
+
 def because(reason: str) -> Rule:
     """A rule: the key is ignored for this reason."""
     return lambda draft, key, value: draft.ignore(key, value, reason)
@@ -307,21 +335,36 @@ def merge(drafts: Sequence[Draft], given: Scenario) -> Scenario:
     incomplete = next((d.incomplete for d in drafts if d.incomplete is not None), None)
     if incomplete is not None and "model" not in values:
         raise incomplete
-    auto = [e for d in drafts for e in d.auto]
+    auto, ignored = [e for d in drafts for e in d.auto], [e for d in drafts for e in d.ignored]
+    ignored += _length(drafts, values, sources)
     if "cluster" not in values:
-        _cluster(drafts, values, auto, sources)
-    checked = replace(given, values=values, file=given.file, network=network)
-    mapped = [sources.get(e.field, e) if "." not in e.field else e for d in drafts for e in d.mapped]
-    ledger = Imported(
-        mapped=tuple(dict.fromkeys((*mapped, *sources.values()))),
-        ignored=tuple(e for d in drafts for e in d.ignored),
-        auto=tuple(auto),
-        sources=sources,
-    )
-    return replace(checked, imported=ledger)
+        _cluster(drafts, values, auto)
+    # The stack follows from the kinds of file and is no key of any.
+    mapped = [e for d in drafts for e in d.mapped if e.field != "stack" or not e.weak]
+    mapped += [e for e in sources.values() if e not in mapped]
+    ledger = Imported(mapped=tuple(mapped), ignored=tuple(ignored), auto=tuple(auto), sources=sources)
+    return replace(given, values=values, network=network, imported=ledger)
 
 
-def _cluster(drafts: Sequence[Draft], values: dict[str, Any], auto: list[Entry], sources: dict[str, Entry]) -> None:
+def _length(drafts: Sequence[Draft], values: dict[str, Any], sources: dict[str, Entry]) -> list[Entry]:
+    """Steps as samples, where nothing else says how long the job is; the entries of those that could not be used."""
+    unused = []
+    for draft in (d for d in drafts if d.steps is not None):
+        key, steps = draft.steps or ("", 0)
+        told = Entry(file=draft.file, key=key, value=str(steps), field="samples")
+        if any(name in values for name in ("samples", "tokens", "epochs")):
+            unused.append(replace(told, field="", reason="the length is given otherwise"))
+        elif "global_batch" not in values:
+            unused.append(
+                replace(told, field="", reason="samples follow with a global batch: give --samples or --tokens")
+            )
+        else:
+            values["samples"] = clean("samples", steps * values["global_batch"], file=draft.file)
+            sources["samples"] = replace(told, set=values["samples"])
+    return unused
+
+
+def _cluster(drafts: Sequence[Draft], values: dict[str, Any], auto: list[Entry]) -> None:
     """The shape of the cluster where a launcher tells it: the device stays open."""
     for draft in drafts:
         if draft.gpus_per_node is None:

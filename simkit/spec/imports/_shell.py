@@ -29,6 +29,8 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
+LONGEST = 300
+"""Longer values are lists of arguments, read where they are assigned; they are not put in where they are used."""
 
 
 @dataclass(slots=True)
@@ -117,7 +119,8 @@ def _substituted(text: str, variables: Mapping[str, str], ambiguous: set[str]) -
         name, default = match[1] or match[3], match[2]
         if name in ambiguous:
             return match[0]
-        return variables.get(name, default if default is not None else match[0])
+        known = variables.get(name, default if default is not None else match[0])
+        return known if len(known) <= LONGEST else match[0]
 
     for _ in range(4):
         new = _VARIABLE.sub(value, text)
@@ -150,7 +153,8 @@ def _evaluated(node: ast.expr) -> int:
 def _resolved(text: str, variables: Mapping[str, str], ambiguous: set[str], found: Arguments) -> str:
     """The text with its variables put in; what stays open is noted."""
     value = _substituted(text, variables, ambiguous)
-    arrays = (f"${{{name}[{all_of}]}}" for name in variables for all_of in "@*")
-    known = set(arrays) if "[" in value else set()
-    found.open += [m[0] for m in _UNRESOLVED.finditer(value) if m[0] not in known]
+    for match in _UNRESOLVED.finditer(value):
+        name = match[0].strip("${}").removesuffix("[@]").removesuffix("[*]")
+        if name not in variables or name in ambiguous:
+            found.open.append(match[0])
     return value

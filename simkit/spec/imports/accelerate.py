@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from simkit.spec.imports import deepspeed
-from simkit.spec.imports._common import Document, Draft, Rule, apply, because, later, sets, walk, when, whole
+from simkit.spec.imports._common import Document, Draft, Rule, apply, because, later, sets, steps, walk, when, whole
 
 PRIORITY = 20
 _SIGNS = frozenset(
@@ -176,6 +176,7 @@ def _rules() -> dict[str, Rule]:
         "optim": sets("optimizer", OPTIMIZERS),
         "fsdp": _fsdp_words,
         "deepspeed": _file,
+        "max_steps": steps,
         "num_train_epochs": lambda draft, key, value: draft.put("epochs", value, key),
         "dynamo_config.dynamo_backend": _dynamo,
         "fsdp_config.fsdp_sharding_strategy": _strategy,

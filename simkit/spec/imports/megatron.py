@@ -14,7 +14,7 @@ from typing import Any
 
 from simkit.spec.imports import _megatron_model as networks
 from simkit.spec.imports import _shell
-from simkit.spec.imports._common import NO_EFFECT, Document, Draft, Rule, because, later, sets, whole
+from simkit.spec.imports._common import NO_EFFECT, Document, Draft, Rule, because, later, sets, steps, whole
 from simkit.spec.imports.deepspeed import check_batch
 
 PRIORITY = 90
@@ -84,7 +84,6 @@ def read(document: Document) -> Draft:
     networks.network(draft, flags, document.text)
     _pipeline(draft, flags)
     check_batch(draft, "--global-batch-size", "--micro-batch-size", "gradient accumulation")
-    _length(draft, flags)
     return draft
 
 
@@ -167,16 +166,6 @@ def _pipeline(draft: Draft, flags: Mapping[str, str | None]) -> None:
     draft.put("vpp", layers // stages, key, each)
 
 
-def _length(draft: Draft, flags: Mapping[str, str | None]) -> None:
-    steps, batch = flags.get("--train-iters"), draft.get("global_batch")
-    if steps is None or "--train-samples" in flags:
-        return
-    if batch is None:
-        draft.ignore("--train-iters", steps, "the length needs --global-batch-size; give --samples or --tokens")
-    else:
-        draft.put("samples", draft.whole("--train-iters", steps) * batch, "--train-iters", steps)
-
-
 def _on(field: str, value: Any, *, weak: bool = False) -> Rule:
     """A switch: its presence sets the field."""
     return lambda draft, key, _: draft.put(field, value, key, True, weak=weak)
@@ -221,7 +210,7 @@ RULES: Mapping[str, Rule] = {
     "--seq-length": whole("seq_len"),
     "--encoder-seq-length": whole("seq_len"),
     "--train-samples": whole("samples"),
-    "--train-iters": later,
+    "--train-iters": steps,
     "--bf16": _on("precision", "bf16"),
     "--fp16": _on("precision", "fp16"),
     "--fp8-format": lambda draft, key, value: draft.put("precision", "fp8", key, value),

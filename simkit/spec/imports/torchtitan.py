@@ -12,7 +12,20 @@ from typing import Any
 
 from simkit.errors import InputError
 from simkit.spec import models as zoo
-from simkit.spec.imports._common import NO_EFFECT, Document, Draft, Rule, apply, because, later, sets, walk, when, whole
+from simkit.spec.imports._common import (
+    NO_EFFECT,
+    Document,
+    Draft,
+    Rule,
+    apply,
+    because,
+    later,
+    sets,
+    steps,
+    walk,
+    when,
+    whole,
+)
 
 PRIORITY = 30
 _SIGNS = frozenset({"parallelism", "activation_checkpoint", "job", "lr_scheduler", "metrics"})
@@ -62,7 +75,6 @@ def read(document: Document) -> Draft:
         draft.put("sp", draft.get("tp"), "parallelism.tensor_parallel_degree", draft.get("tp"), weak=True)
     if not draft.get("precision"):
         draft.put("precision", "bf16", "training.mixed_precision_param", "(absent: bfloat16)", weak=True)
-    _length(draft, found)
     return draft
 
 
@@ -135,16 +147,6 @@ def _batch(draft: Draft, found: Mapping[str, Any]) -> None:
         draft.put("grad_accum", local // piece, key, found[key])
 
 
-def _length(draft: Draft, found: Mapping[str, Any]) -> None:
-    steps, total = found.get("training.steps"), draft.get("global_batch")
-    if steps is None:
-        return
-    if total:
-        draft.put("samples", draft.whole("training.steps", steps) * total, "training.steps", steps)
-    else:
-        draft.ignore("training.steps", steps, "the length needs training.global_batch_size; give --samples or --tokens")
-
-
 def _async_tp(draft: Draft, key: str, value: Any) -> None:
     draft.ignore(key, value, "asynchronous tensor parallelism is not priced yet" if draft.flag(key, value) else "off")
 
@@ -177,7 +179,7 @@ def _rules() -> dict[str, Rule]:
         "optimizer.name": sets("optimizer", OPTIMIZERS),
         "training.seq_len": whole("seq_len"),
         "training.local_batch_size": later, "training.batch_size": later, "training.global_batch_size": later,
-        "training.steps": later,
+        "training.steps": steps,
         "training.compile": when("compile", True, False), "compile.enable": when("compile", True, False),
         "compile.components": because("all of the model is taken as compiled"),
         "training.mixed_precision_param": _param,
