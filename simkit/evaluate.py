@@ -258,8 +258,10 @@ def _on(
     return device, priced, cost, total
 
 
-def weigh(resolved: Resolved, work: Program, model: Model, plan: Plan, cost: Compute) -> Memory:
-    """The memory verdict on the device that has the least of it."""
+def weigh(
+    resolved: Resolved, work: Program, model: Model, plan: Plan, cost: Compute, *, advise: bool = True
+) -> Memory:
+    """The memory verdict on the device that has the least of it. advise: look for a way out of what does not fit."""
     smallest = min(resolved.cluster.devices, key=lambda d: d.memory_bytes)
     reserve = float(resolved.scenario.get("memory_reserve_gib", 0.0)) * GIB
     return memory(
@@ -270,6 +272,7 @@ def weigh(resolved: Resolved, work: Program, model: Model, plan: Plan, cost: Com
         compute=cost,
         exchange_bytes=_exchange_bytes(model, Method.of(plan)),
         reserve_bytes=reserve,
+        advise=advise,
     )
 
 

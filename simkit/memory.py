@@ -91,9 +91,10 @@ def memory(
     exchange_bytes: float,
     reserve_bytes: float,
     step_s: Callable[[Plan], float] | None = None,
+    advise: bool = True,
 ) -> Memory:
     """The itemised memory of one rank. reserve_bytes: what the user wants kept free; compute: prices recomputation;
-    step_s: seconds of a step under another plan, for what the way out costs."""
+    step_s: seconds of a step under another plan, for what the way out costs; advise: look for a way out."""
     weigh = _staged if staged(plan, model) else _plain
     return weigh(
         program,
@@ -104,6 +105,7 @@ def memory(
         exchange_bytes=exchange_bytes,
         reserve_bytes=reserve_bytes,
         step_s=step_s,
+        advise=advise,
     )
 
 
@@ -117,6 +119,7 @@ def _plain(
     exchange_bytes: float,
     reserve_bytes: float,
     step_s: Callable[[Plan], float] | None,
+    advise: bool,
 ) -> Memory:
     """Plain data parallelism over any network."""
     element = DTYPE_BYTES[plan.master_dtype]
@@ -150,6 +153,7 @@ def _plain(
     why = out = ""
     if not fits:
         why = f"needs {format_bytes(reserved)}, {device.title} offers {format_bytes(max(capacity, 0.0))}"
+    if not fits and advise:
 
         def fitting(p: Plan) -> bool:
             if staged(p, model):
@@ -206,6 +210,7 @@ def _staged(
     exchange_bytes: float,
     reserve_bytes: float,
     step_s: Callable[[Plan], float] | None,
+    advise: bool,
 ) -> Memory:
     workspace = float(WORKSPACE_BYTES) if device.kind == "gpu" else 0.0
 
@@ -223,6 +228,7 @@ def _staged(
     if not fits:
         where = f"stage {stage} of {plan.pp} needs" if plan.pp > 1 else "needs"
         why = f"{where} {format_bytes(reserved)}, {device.title} offers {format_bytes(max(capacity, 0.0))}"
+    if not fits and advise:
 
         def fitting(p: Plan) -> bool:
             room = device.memory_bytes - context_bytes(p, device) - reserve_bytes

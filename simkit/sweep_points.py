@@ -160,7 +160,7 @@ class Case:
             done_s[mine, -1] = ended_s[:, -1] if ended_s.shape[-1] else 0.0
             for i in mine.tolist():
                 batch = replace(here, micro_batch=int(sizes[i]))
-                memory[i] = weigh(self.resolved, work, self.resolved.model, batch, _rows(found, i))
+                memory[i] = weigh(self.resolved, work, self.resolved.model, batch, _rows(found, i), advise=False)
         return _Batches(lane=lane, forward_s=forward_s, done_s=done_s, flops=every[0].model_flops, memory=memory)
 
     @cached_property

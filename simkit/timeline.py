@@ -268,34 +268,6 @@ def terms(
     return breakdown, busy_s, busy_s + exposed_s + host_s
 
 
-def waits(
-    ended_s: Array, served_s: Array, comm_s: Array, backward_s: Array, encode_s: float, rho: float
-) -> tuple[Array, Array]:
-    """(exposed seconds, factor by which back-propagation stretches) of many one-phase ``inline`` steps at once.
-
-    With F_i the end of the segment that completes bucket i, counted from the begin of back-propagation, E_i the
-    encoding up to
-    bucket i, c its collective, C = cumsum(c), the network is free at  C_n + max_i (F_i + E_i - C_{i-1}); the device
-    has waited
-    what lies behind backward + E_n. Hidden communication slows back-propagation (`simkit.evaluate.interfered`), after
-    which the same holds for the stretched F.
-
-    ended_s: F, shape (points, buckets); served_s: E_i - C_{i-1}, the same shape; comm_s: C_n and backward_s, shape
-    (points,); encode_s: E_n; rho: seconds of compute that a second of hidden communication costs.
-    """
-    behind_s = comm_s - encode_s
-    exposed_s = np.maximum((ended_s + served_s).max(axis=-1) + behind_s - backward_s, 0.0)
-    factor = np.ones_like(exposed_s)
-    if rho > 0.0:
-        hidden_s = np.minimum(np.maximum(comm_s - exposed_s, 0.0), backward_s)
-        np.divide(rho * hidden_s, backward_s, out=factor, where=backward_s > 0.0)
-        factor = np.where(backward_s > 0.0, 1.0 + factor, 1.0)
-        later_s = ended_s * factor[:, None]
-        later_s += served_s
-        exposed_s = np.maximum(later_s.max(axis=-1) + behind_s - backward_s * factor, 0.0)
-    return exposed_s, factor
-
-
 def fifo(issue_s: Array, duration_s: Array, free_s: float = 0.0) -> Array:
     """End times of jobs served one by one in order: e_i = max(e_{i-1}, issue_i) + duration_i, e_{-1} = free_s."""
     return _served(np.maximum(issue_s, free_s), duration_s.cumsum())
