@@ -64,4 +64,4 @@ def scenario(
     return merge([read(path) for path in files], given)
 
 
-__all__ = ["Document", "Draft", "Imported", "detect", "read", "scenario"]
+__all__ = ["Document", "Draft", "Imported", "detect", "load", "read", "scenario"]

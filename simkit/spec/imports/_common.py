@@ -326,7 +326,7 @@ def merge(drafts: Sequence[Draft], given: Scenario) -> Scenario:
         elif not entry.weak and before.set != entry.set and not given.given(entry.field):
             what = f"contradicts {before.key} = {before.value} of {before.file}"
             hint = f"keep one, or give --{entry.field.replace('_', '-')}"
-            raise InputError(what, file=entry.file, key=entry.key, value=entry.value, hint=hint)
+            raise InputError(what, file=entry.file, key=entry.key, value=entry.set, hint=hint)
     kinds = {d.kind for d in drafts}
     if {"megatron", "deepspeed"} <= kinds:
         sources["stack"] = replace(sources["stack"], set="megatron-deepspeed")

@@ -96,7 +96,8 @@ def _flag(draft: Draft, flag: str, value: str | None) -> None:
             raise draft.error("has no value", flag, hint=f"write {flag} VALUE")
         RULES[flag](draft, flag, value)
     elif flag in networks.FLAGS:
-        return
+        if value is None and flag not in networks.SWITCHES:
+            raise draft.error("has no value", flag, hint=f"write {flag} VALUE")
     elif name.startswith(STACK_FLAGS):
         draft.ignore(flag, value or "", _STACK)
     elif any(name == q or name.startswith(q if q.endswith("-") else f"{q}-") for q in QUIET):

@@ -28,7 +28,7 @@ from simkit.spec.imports._common import (
 )
 
 PRIORITY = 30
-_SIGNS = frozenset({"parallelism", "activation_checkpoint", "job", "lr_scheduler", "metrics"})
+_SIGNS = frozenset({"training", "parallelism", "activation_checkpoint", "job", "lr_scheduler", "metrics"})
 QUIET = (
     "job", "profiling", "metrics", "lr_scheduler", "checkpoint", "comm", "validation", "experimental",
     "fault_tolerance",
