@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
 from math import log, log1p, log2
 from typing import Any
 
+from simkit import breakdown
 from simkit.cost import cost
 from simkit.errors import InputError
 from simkit.evaluate import Evaluation, evaluate
 from simkit.goodput import asked, failures
 from simkit.intervals import interval
 from simkit.planner import planned
+from simkit.predict_words import bottleneck, groups, ledger
+from simkit.predict_words import network_bound as exchange_bound
 from simkit.price import Scales, peak
-from simkit.report import Report, Sensitivity, Term
-from simkit.spec.hardware import Cluster
+from simkit.report import Report, Sensitivity
 from simkit.spec.model import TransformerSpec
 from simkit.spec.resolve import Resolved, resolve
 from simkit.spec.scenario import Scenario
@@ -29,6 +30,7 @@ _CLUSTER_FIELDS = frozenset(
 )
 STEP = 0.01
 TOP = 5
+_PARTS = {"layers": breakdown.layers, "modules": breakdown.modules, "operators": breakdown.operators}
 
 
 def predict(*, profiles: tuple[str, ...] = (), models: tuple[str, ...] = (), **fields: Any) -> Report:
@@ -109,7 +111,7 @@ def _report(resolved: Resolved, found: Evaluation) -> Report:
     figures, notes, warnings = cost(
         resolved.cluster, resolved.scenario, step_s=end_s, busy=busy, samples_per_step=samples, tokens_per_step=tokens
     )
-    math, network_bound = _math_share(found), _network_bound(found, resolved)
+    math, network_bound = _math_share(found), exchange_bound(found, resolved)
     metrics = {"iteration_time_s": end_s, "samples_per_s": samples / end_s}
     if tokens:
         metrics |= {"tokens_per_s": tokens / end_s, "tokens_per_s_per_gpu": tokens / end_s / resolved.cluster.gpus}
@@ -122,18 +124,19 @@ def _report(resolved: Resolved, found: Evaluation) -> Report:
         mfu=mfu,
         hfu=done / (end_s * peak_flops),
         breakdown=found.breakdown,
-        ledger=_ledger(found, resolved, math, network_bound),
+        ledger=ledger(found, resolved, math, network_bound),
         memory=found.memory,
         interval_90=interval(metrics, resolved, found),
-        bottleneck=_bottleneck(found, math, network_bound),
+        bottleneck=bottleneck(found, resolved, math, network_bound),
         cost=figures,
-        groups=_groups(resolved),
+        groups=groups(resolved),
         assumptions=(*resolved.assumptions, *notes, *_conventions(resolved)),
         warnings=(*resolved.warnings, *found.pricing.warnings, *warnings),
         facts=_facts(resolved, found, model_flops, peak_flops),
         timeline=found.timelines[0],
         device_names=tuple(f"{g.nodes}x{g.gpus_per_node} {g.device.title}" for g in resolved.cluster.groups),
         sensitivities_fn=lambda: sensitivities(resolved, found),
+        parts_fn=lambda by: _PARTS[by](found),
     )
 
 
@@ -175,98 +178,9 @@ def _facts(resolved: Resolved, found: Evaluation, model_flops: float, peak_flops
     return facts
 
 
-def _groups(resolved: Resolved) -> dict[str, str]:
-    cluster = resolved.cluster
-    if cluster.gpus == 1:
-        return {}
-    parts = []
-    if cluster.intra is not None and any(g.gpus_per_node > 1 for g in cluster.groups):
-        parts.append(
-            f"{cluster.intra.title} inside a node{'' if cluster.p2p else ' (staged through host memory, no P2P)'}"
-        )
-    if cluster.inter is not None and cluster.nodes > 1:
-        parts.append(f"{cluster.nics_per_node} x {cluster.inter.title} a node")
-    return {"dp": f"{resolved.plan.dp} ranks over {' and '.join(parts)}"}
-
-
-def _ledger(found: Evaluation, resolved: Resolved, math: float, network_bound: str) -> tuple[Term, ...]:
-    evidence = found.pricing.evidence
-    compute_bound = f"{math:.0%} arithmetic, {1 - math:.0%} memory"
-    weakest = _weakest(evidence["ceiling"], evidence["memory"], evidence["stack"])
-    bounds = {
-        "forward_s": (compute_bound, weakest),
-        "backward_s": (compute_bound, weakest),
-        "compression_s": ("memory and launches", weakest),
-        "exposed_comm_s": (network_bound, _network_evidence(resolved.cluster)),
-        "optimizer_s": ("memory", evidence["memory"]),
-        "host_s": ("host", evidence["stack"]),
-    }
-    unknown = ("", "assumed")
-    return tuple(
-        Term(name=k, seconds=v, bound=bounds.get(k, unknown)[0], evidence=bounds.get(k, unknown)[1])
-        for k, v in found.breakdown.items()
-    )
-
-
-_RANK = ("datasheet", "fitted", "end-to-end", "assumed")
-
-
-def _weakest(*kinds: str) -> str:
-    return max(kinds, key=lambda k: _RANK.index(k) if k in _RANK else len(_RANK))
-
-
-@lru_cache(maxsize=1024)
-def _network_evidence(cluster: Cluster) -> str:
-    used = [
-        link
-        for link, on in (
-            (cluster.intra, any(g.gpus_per_node > 1 for g in cluster.groups)),
-            (cluster.inter, cluster.nodes > 1),
-        )
-        if link is not None and on
-    ]
-    kinds = [
-        max((f.evidence for f in link.calibration.values()), key=_RANK.index) if link.calibration else "assumed"
-        for link in used
-    ]
-    return _weakest(*kinds) if kinds else "datasheet"
-
-
 def _math_share(found: Evaluation) -> float:
     """Share of forward and backward time that arithmetic rather than memory bounds."""
     return float(found.compute.math_share)
-
-
-def _network_bound(found: Evaluation, resolved: Resolved) -> str:
-    if resolved.plan.dp <= 1:
-        return "nothing"
-    link = resolved.cluster.inter if resolved.cluster.nodes > 1 else resolved.cluster.intra
-    name = link.title if link is not None else "the network"
-    # What the same messages would take with no bytes in them.
-    busy = found.exchange.comm_s
-    latency = found.exchange.latency_s / busy if busy else 0.0
-    return f"latency of {name}" if latency > 0.5 else f"bandwidth of {name}"
-
-
-def _bottleneck(found: Evaluation, math: float, network_bound: str) -> str:
-    terms = dict(found.breakdown)
-    compute = terms.get("forward_s", 0.0) + terms.get("backward_s", 0.0)
-    exposed = terms.get("exposed_comm_s", 0.0)
-    rest = {k: v for k, v in terms.items() if k not in ("forward_s", "backward_s", "exposed_comm_s")}
-    name, largest = max(rest.items(), key=lambda item: item[1], default=("", 0.0))
-    end_s = found.end_s
-    if exposed >= max(compute, largest):
-        return f"{network_bound}: {exposed / end_s:.0%} of the step waits for it"
-    if compute >= largest:
-        what = "arithmetic rate" if math >= 0.5 else "memory bandwidth"
-        of_it = f"{math:.0%} of it bound by arithmetic"
-        return f"{what} of {found.device.title}: compute is {compute / end_s:.0%} of the step, {of_it}"
-    words = {
-        "compression_s": "gradient compression",
-        "optimizer_s": "the optimizer's memory traffic",
-        "host_s": "the host",
-    }
-    return f"{words.get(name, name)}: {largest / end_s:.0%} of the step"
 
 
 def sensitivities(resolved: Resolved, found: Evaluation) -> list[Sensitivity]:

@@ -150,6 +150,8 @@ class Ops:
     """How often each unique row is executed: bincount of `order`."""
     launches: float
     """Kernels of one pass."""
+    written: tuple[tuple[str, int, float], ...] = ()
+    """(name, row, executions) of every operator as it was written: equal ones share a row under the first's name."""
 
     def at(self, monomials: Array) -> tuple[Columns, Array]:
         """Columns and saved bytes at the given monomials of shape (..., 5)."""
@@ -172,9 +174,11 @@ def ops(written: list[Op], order: Iterable[int]) -> Ops:
         if row == len(first):
             first.append(i)
         row_of.append(row)
-    sequence = np.array([row_of[i] for i in order], dtype=np.int64)
+    listed = list(order)
+    sequence = np.array([row_of[i] for i in listed], dtype=np.int64)
     kernels = np.array([written[i].kernels for i in first], dtype=float)
     counts = np.bincount(sequence, minlength=len(rows)).astype(float)
+    runs = np.bincount(np.array(listed, dtype=np.int64), minlength=len(written))
     return Ops(
         names=tuple(written[i].name for i in first),
         modules=tuple(written[i].module for i in first),
@@ -185,6 +189,7 @@ def ops(written: list[Op], order: Iterable[int]) -> Ops:
         order=sequence,
         counts=counts,
         launches=float(kernels @ counts),
+        written=tuple((o.name, row, float(n)) for o, row, n in zip(written, row_of, runs, strict=True) if n),
     )
 
 

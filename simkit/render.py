@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plain", "rows_to_csv", "to_csv", "to_dict", "to_html_fragment", "to_json", "to_markdown", "to_text"]
 
+PART_FIELDS = "name kind forward_s backward_s share count per"
 COMPUTE_TERMS = ("forward_s", "backward_s", "optimizer_s")
 
 
@@ -34,7 +35,8 @@ def to_dict(report: Report) -> dict[str, Any]:
     """The object of `simkit predict --json`, ready for JSON: plain types, no NaN, absent keys left out.
 
     `breakdown`: the disjoint terms sum to iteration_time_s; `compute_s` beside them is the sum of forward, backward and
-    optimizer. `memory`: GiB per device by item. `peak_memory_gib` is what the driver shows (context included).
+    optimizer. `layers`, `modules`, `operators`: where a micro-batch goes, for those in `report.shown`.
+    `memory`: GiB per device by item. `peak_memory_gib` is what the driver shows (context included).
     """
     memory = report.memory
     answer: dict[str, Any] = {name: getattr(report, name) for name in RATES}
@@ -62,6 +64,8 @@ def to_dict(report: Report) -> dict[str, Any]:
     }
     answer |= dict(report.cost)
     answer |= {"goodput": dict(report.goodput) or None, "imported": dict(report.imported) or None}
+    for by in report.shown:
+        answer[by] = [_plain_fields(part, PART_FIELDS) for part in report.parts(by)]
     if report.beside:
         answer["beside"] = [_beside(report, other) for other in report.beside]
     clean: dict[str, Any] = plain(answer)
@@ -165,8 +169,11 @@ def to_csv(reports: Report | Sequence[Report]) -> str:
     return rows_to_csv([_for_csv(report) for report in many])
 
 
+_NO_COLUMNS = frozenset({"ledger", "beside", "per_stage", "imported", "layers", "modules", "operators"})
+
+
 def _for_csv(report: Report) -> dict[str, Any]:
-    return {k: v for k, v in to_dict(report).items() if k not in ("ledger", "beside", "per_stage", "imported")}
+    return {k: v for k, v in to_dict(report).items() if k not in _NO_COLUMNS}
 
 
 def rows_to_csv(rows: Sequence[Mapping[str, Any]]) -> str:

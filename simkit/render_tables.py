@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 
 def terms(report: Report) -> list[tuple[str, float]]:
-    """The disjoint terms of the step that are not zero, in the order of the report: (name without unit, seconds)."""
-    return [(k.removesuffix("_s"), v) for k, v in report.breakdown.items() if v > 0 and k != "compute_s"]
+    """The disjoint terms of the step, in the order of the report, without those that would print as nothing: (name
+    without unit, seconds)."""
+    least = 1e-6 * report.iteration_time_s
+    return [(k.removesuffix("_s"), v) for k, v in report.breakdown.items() if v > least and k != "compute_s"]
 
 
 def label(report: Report) -> str:
@@ -176,6 +178,24 @@ def imported_rows(report: Report) -> list[tuple[str, str, str]]:
     return rows
 
 
+PART_HEADS = ("forward", "backward", "share", "runs", "kind")
+
+
+def part_tables(report: Report) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
+    """The breakdowns asked for, as tables: (title, column heads, rows); what carries no time is left out."""
+    tables = []
+    for by in report.shown:
+        rows = []
+        for part in report.parts(by):
+            if not part.seconds > 0.0:
+                continue
+            seconds = (format_s(part.forward_s), format_s(part.backward_s))
+            once = " (a step)" if part.per == "step" else ""
+            rows.append((part.name + once, *seconds, f"{part.share:.1%}", number(part.count), part.kind))
+        tables.append((f"Where a micro-batch goes, by {by}", (by.removesuffix("s"), *PART_HEADS), rows))
+    return tables
+
+
 def _usd(value: float | None) -> str | None:
     if value is None:
         return None
@@ -221,6 +241,7 @@ def sections(report: Report) -> list[tuple[str, tuple[str, ...], list[tuple[str,
             [(n, format_s(v), f"{v / step:.1%}") for n, v in terms(report)],
         )
     )
+    tables += part_tables(report)
     tables.insert(1, ("Read from files", ("key", "value", "became"), list(imported_rows(report))))
     rows: list[tuple[str, ...]] = [(stem(n), format_bytes(v)) for n, v in report.memory.items_bytes.items() if v]
     tables.append(("Memory per GPU", ("item", "size"), rows))

@@ -20,6 +20,7 @@ from simkit.render_tables import (
     imported_lines,
     label,
     money_lines,
+    part_tables,
     terms,
     verdict,
 )
@@ -81,6 +82,8 @@ def _body(report: Report) -> list[Part]:
         parts += [Line(text=""), _heading("Read from files")]
         parts += [Line(text=f"- {line}") for line in imported_lines(report)]
     parts += _section("Where the time goes", _bars(report))
+    for title, heads, rows in part_tables(report):
+        parts += _section(title, Grid(heads=heads, rows=rows, right=frozenset({1, 2, 3, 4})))
     items = [(n.removesuffix("_bytes"), format_bytes(size)) for n, size in report.memory.items_bytes.items() if size]
     parts += _section("Memory per GPU", Grid(heads=("item", "size"), rows=items, right=frozenset({1})))
     parts += _section("Money and energy", Grid(rows=money_lines(report), styles=("cyan",)))

@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from simkit.errors import unknown
 from simkit.memory import Memory
 from simkit.timeline import Timeline
 
-__all__ = ["Memory", "Report", "Sensitivity", "Term"]
+__all__ = ["BREAKDOWNS", "Memory", "Report", "Sensitivity", "Term"]
+
+BREAKDOWNS = ("layers", "modules", "operators")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,9 @@ class Report:
     beside: tuple[Report, ...] = ()
     """The same job elsewhere, where a comparison belongs to the answer (50x3080 beside 4xH100-PCIe)."""
     sensitivities_fn: Any = None
+    parts_fn: Any = None
+    shown: tuple[str, ...] = ()
+    """Which breakdowns every form of the answer shows besides: ``layers modules operators``."""
 
     @property
     def fits(self) -> bool:
@@ -79,6 +85,13 @@ class Report:
     def sensitivities(self) -> tuple[Sensitivity, ...]:
         """The five inputs that would change the step time most, computed when first asked for."""
         return tuple(self.sensitivities_fn()) if self.sensitivities_fn is not None else ()
+
+    def parts(self, by: str) -> tuple[Any, ...]:
+        """Where a micro-batch goes by ``layers``, ``modules`` or ``operators``: `simkit.breakdown.Part`, worked out
+        when asked for. Raises InputError for another word."""
+        if by not in BREAKDOWNS:
+            raise unknown("breakdown", by, BREAKDOWNS)
+        return tuple(self.parts_fn(by)) if self.parts_fn is not None else ()
 
     def to_dict(self) -> dict[str, Any]:
         """The object of design section 6, ready for JSON."""

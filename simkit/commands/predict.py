@@ -5,12 +5,14 @@ What is not given is filled in and stated. Examples:
   simkit predict --cluster 50x3080
   simkit predict --cluster 8x4x2080ti --inter 10gbe --model bert-large --method acp-sgd --rank 32 --json
   simkit predict run.yaml --set micro_batch=4 --html answer.html
+  simkit predict --model llama-2-7b --cluster 1x8xa100 --tp 2 --zero 1 --breakdown modules
   simkit predict --from pretrain_gpt.sh --from ds_config.json --cluster 4x8xa100
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from simkit.commands import _flags, _output
 
@@ -21,6 +23,13 @@ def configure(parser: _flags.Parser) -> None:
     parser.add_argument(
         "--fail-if-unfit", action="store_true", help="exit code 3 where the job does not fit into memory"
     )
+    parser.add_argument(
+        "--breakdown",
+        action="append",
+        default=[],
+        choices=("layers", "modules", "operators"),
+        help="also show where a micro-batch goes by layer, module or operator; repeatable",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
 
     scenario = _flags.scenario(args)
     report = predict_scenario(scenario, spans=True) if args.html else predict_scenario(scenario)
+    if args.breakdown:
+        report = replace(report, shown=tuple(dict.fromkeys(args.breakdown)))
     if args.html:
         from simkit.plot import report_page
 
