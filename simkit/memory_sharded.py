@@ -125,7 +125,8 @@ def in_flight(schedule: str, *, micro_batches: Num, stages: int, virtual: Num = 
     m, v = (np.asarray(n, dtype=float)[..., None] for n in (micro_batches, virtual))
     left = np.arange(stages, 0, -1, dtype=float)
     chunks = 2.0 * (left - 1.0) + (v - 1.0) * stages + 1.0
-    bound: Num = {"gpipe": m, "zb": float(stages)}.get(schedule, np.where(v > 1.0, chunks / v, left))
+    plain = np.where(v > 1.0, chunks / v, left)
+    bound: Num = {"gpipe": m, "zb": float(stages), "interleaved": chunks / v}.get(schedule, plain)
     found: Array = np.minimum(m, bound) + 0.0 * left
     return found
 

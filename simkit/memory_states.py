@@ -32,13 +32,15 @@ WORKSPACE_BYTES = 128 * MIB
 class _Elements:
     """Elements by the way they are divided. blocks: shape (3, layers), rows over tp, replicated, routed experts;
     matrices: those that are multiplied with. before, after: (width of vocabulary tables, replicated elements); tied:
-    width of the table that a last stage of its own copies."""
+    width of the table that a last stage of its own copies; end_matrices: replicated ones before, after the blocks, and
+    the width of those with a row a token of the vocabulary."""
 
     blocks: Array
     matrices: Array
     before: tuple[float, float]
     after: tuple[float, float]
     tied: float
+    end_matrices: tuple[float, float, float]
 
 
 @lru_cache(maxsize=512)
@@ -47,7 +49,7 @@ def _elements(model: Model) -> _Elements:
     assert isinstance(spec, TransformerSpec)
     layers = max((t.layer for t in model.tensors), default=-1) + 1
     blocks, matrices = np.zeros((3, layers)), np.zeros((3, layers))
-    ends = {True: [0.0, 0.0], False: [0.0, 0.0]}
+    ends, width = {True: [0.0, 0.0, 0.0], False: [0.0, 0.0, 0.0]}, 0.0
     for t in model.tensors:
         if t.layer >= 0:
             blocks[_divided(t, spec), t.layer] += t.numel
@@ -56,6 +58,9 @@ def _elements(model: Model) -> _Elements:
         vocab = t.shape[0] == spec.vocab and t.module in ("embedding", "head")
         first = t.module in ("embedding", "conv") or (t.module == "norm" and "embed" in t.name.lower())
         ends[first][0 if vocab else 1] += t.numel / spec.vocab if vocab else t.numel
+        multiplied = len(t.shape) > 1 and t.role != "embedding"
+        ends[first][2] += t.numel if multiplied and not vocab else 0
+        width += t.numel / spec.vocab if multiplied and vocab else 0.0
     tied = float(spec.hidden) if spec.tied and spec.has_vocab_head else 0.0
     return _Elements(
         blocks=blocks,
@@ -63,6 +68,7 @@ def _elements(model: Model) -> _Elements:
         before=(ends[True][0], ends[True][1]),
         after=(ends[False][0], ends[False][1]),
         tied=tied,
+        end_matrices=(ends[True][2], ends[False][2], width),
     )
 
 
@@ -153,7 +159,7 @@ def _states(model: Model, plan: Plan, facts: MemoryFacts, placed: Placed, exchan
         "gradients": over(2) * each["gradients"],
         "optimizer": over(1) * each["optimizer"],
     }
-    block = float(np.max(_block_elements(found, plan))) if found.blocks.size else 0.0
+    block = _block_elements(found, plan).max(axis=-1, keepdims=True, initial=0.0)
     casts = 0.0 * dense
     if not facts.model_weights and e < DTYPE_BYTES[plan.master_dtype] and plan.zero < 3:
         casts = _multiplied(found, model, plan, facts, placed) * e
@@ -197,19 +203,23 @@ def _multiplied(found: _Elements, model: Model, plan: Plan, facts: MemoryFacts, 
     """Elements of the matrices that autocast copies, (..., stages)."""
     dense, experts = _params(found.matrices, plan, placed)
     out = dense + experts + 0.0 * _ends(found, model, plan, facts)
-    out[..., -1] += rows_of(model, plan, facts) * (found.after[0] + found.tied)
+    out[..., 0] += found.end_matrices[0]
+    out[..., -1] += rows_of(model, plan, facts) * (found.end_matrices[2] + found.tied) + found.end_matrices[1]
     return out
 
 
 def _buckets(model: Model, plan: Plan, facts: MemoryFacts, gradients: Array, exchange_bytes: float) -> Array:
     """Buffers of the gradient exchange: none where gradients lie in one buffer (fusion ``all``), two buckets (one being
     filled, one being sent) where states are sharded or kept by the stack, what the method keeps otherwise."""
-    if plan.dp * plan.cp == 1 or plan.zero >= 3:
+    if plan.zero >= 3:
         return 0.0 * gradients
     if plan.method == "s-sgd" and (plan.zero or facts.model_weights):
-        bucket = plan.bucket_bytes * DTYPE_BYTES[plan.reduce_dtype] / 4.0
-        return np.minimum(2.0 * bucket, gradients) if plan.fusion == "bucket" else 0.0 * gradients
-    return gradients / (DTYPE_BYTES[plan.master_dtype] * float(model.params)) * exchange_bytes
+        bucket = plan.bucket_bytes * DTYPE_BYTES[plan.reduce_dtype] / 4.0 if plan.fusion == "bucket" else 0.0
+        kept = np.minimum(2.0 * bucket, gradients)
+    else:
+        kept = gradients / (DTYPE_BYTES[plan.master_dtype] * float(model.params)) * exchange_bytes
+    found: Array = kept * (np.asarray(plan.dp * plan.cp)[..., None] > 1)
+    return found
 
 
 def element_bytes(plan: Plan) -> float:
