@@ -170,23 +170,23 @@ def sojourn(
     """
     stage = _column(f)
     dwell = np.minimum(rounds - 1.0, warm)
-    fills, drains = _running(np.add, fill) + stage * lag, _running(np.add, drain) + stage * lag
+    fills, drains = running(np.add, fill) + stage * lag, running(np.add, drain) + stage * lag
     above_f, above_b = fills - fill, drains - drain
     whole = fills + drains
-    to_first = _most_from(whole + dwell * _most(f))
+    to_first = most_from(whole + dwell * most(f))
     steady = rounds - warm - 2.0
     middle = steady * (f + b)
     alone = above_f + above_b + rounds * (f + b)
     if w.any():
         put_off = b + w * (rounds >= f.shape[0])
-        tail = _most(np.minimum(stage + 1.0, rounds) * w - above_b)
+        tail = most(np.minimum(stage + 1.0, rounds) * w - above_b)
         # No path leads from the stage of the dwell back up to that of the tail: dwell at q, or tail at stage 0.
-        after = np.maximum(dwell * put_off + tail, dwell * _most(put_off) + w[:1])
+        after = np.maximum(dwell * put_off + tail, dwell * most(put_off) + w[:1])
         middle = middle + np.maximum(rounds - f.shape[0], 0.0) * w
         alone = np.maximum(alone, alone + rounds * w - above_b)
     else:
-        after = dwell * _most(b)
-    path = to_first + _most_from(whole + after) + middle - (above_f + above_b)
+        after = dwell * most(b)
+    path = to_first + most_from(whole + after) + middle - (above_f + above_b)
     path = np.where(steady >= 0.0, path, alone)
     return np.asarray(np.maximum.reduce(np.maximum(path, alone), axis=0, keepdims=True))
 
@@ -198,13 +198,13 @@ def short(f: Array, b: Array, w: Array, rounds: Array, warm: Array, lag: Array) 
     """
     stage = _column(f)
     dwell = np.minimum(rounds - 1.0, warm)
-    drains = _running(np.add, b) + stage * lag
-    whole = _running(np.add, f) + stage * lag + drains
+    drains = running(np.add, b) + stage * lag
+    whole = running(np.add, f) + stage * lag + drains
     idle = warm >= rounds - 1.0
     through = (rounds - 1.0) * b + np.maximum(rounds - 1.0 - stage, 0.0) * w + w[:1]
     ends = (rounds - 1.0) * b + rounds * w - (drains - b)
-    late = _most(np.where(idle, np.maximum(through, ends), -np.inf)) + dwell * _most(f)
-    early = _most(np.where(idle, (rounds - 1.0) * f, -np.inf)) + dwell * _most(b) + w[:1]
+    late = most(np.where(idle, np.maximum(through, ends), -np.inf)) + dwell * most(f)
+    early = most(np.where(idle, (rounds - 1.0) * f, -np.inf)) + dwell * most(b) + w[:1]
     return np.asarray(np.maximum.reduce(whole + np.maximum(late, early), axis=0, keepdims=True))
 
 
@@ -213,7 +213,7 @@ def _column(x: Array) -> Array:
     return np.arange(float(x.shape[0])).reshape((-1,) + (1,) * (x.ndim - 1))
 
 
-def _running(op: np.ufunc, x: Array) -> Array:
+def running(op: np.ufunc, x: Array) -> Array:
     """`op.accumulate` over the first axis; numpy's own walks column by column, eight times slower on a block."""
     if x.ndim == 1:
         return np.asarray(op.accumulate(x))
@@ -224,11 +224,11 @@ def _running(op: np.ufunc, x: Array) -> Array:
     return out
 
 
-def _most(x: Array) -> Array:
+def most(x: Array) -> Array:
     """max over s <= r."""
-    return _running(np.maximum, x)
+    return running(np.maximum, x)
 
 
-def _most_from(x: Array) -> Array:
+def most_from(x: Array) -> Array:
     """max over q >= r."""
-    return _running(np.maximum, x[::-1])[::-1]
+    return running(np.maximum, x[::-1])[::-1]

@@ -3,14 +3,14 @@
 Stage r starts with (p - r - 1)·2 + (v - 1)·p forward passes of chunks, in groups of p micro-batches a chunk.
 
     equal stages    end = (m + (p-1)/v) (f + b)        bubble (p-1)/(v m) of the ideal time, exact
-    uneven stages   the longest path of `_common.sojourn` (m = p: and `short`) over chunks: a lower bound
+    uneven stages   the longest path of `_common.sojourn` over chunks (m = p: and of `short`), or of `_by_way_of_last`
 
-Held against the recurrence of `simkit.des.pipeline` on random pipelines with p <= 12, m/p <= 6, v <= 5: all stages
-equal but for the last and one other (head, embedding): exact; stages within 10 % of each other: exact on 90 %, mean
-error 0.07 %, at most 2.7 % short; lognormal stages (sigma 0.5): exact on 93 %, mean 0.1 %, at most 2.0 % short.
-Receives that block are spread evenly over the chunks of a stage: at most 0.6 % long where c = 1 % of a stage's time.
-Messages that overlap: equal stages end 2 c (p v - 1) later, exactly while c is small beside a chunk's pass; for uneven
-ones the error is 0.1-0.4 % in the mean.
+Held against the recurrence of `simkit.des.pipeline` on random pipelines with p <= 12, m/p <= 6, 2 <= v <= 5: all stages
+equal but for the last and one other (head, embedding): exact; stages within 10 % of each other: at most 0.01 % short;
+lognormal stages (sigma 0.5): exact on 97 %, mean 0.01 %, at most 0.6 % short. Receives that block are spread evenly
+over the chunks of a stage: an error of 0.1 % in the mean, at most 0.6 %, where c = 1 % of a stage's time. Messages that
+overlap: equal stages end 2 c (p v - 1) later, exactly while c is small beside a chunk's pass; uneven ones: 0.2 % in the
+mean, at most 2 %.
 
 A stage holds (p - r - 1)·2 + (v - 1)·p + 1 chunks' activations, each 1/v of a stage's.
 Sources: Narayanan et al. (arXiv 2104.04473), section 2.2; order as in Megatron-LM, `forward_backward_pipelining_with_
@@ -27,6 +27,7 @@ from simkit.schedules._common import (
     BACKWARD,
     FORWARD,
     NONE,
+    Array,
     Event,
     Num,
     Pipeline,
@@ -34,7 +35,10 @@ from simkit.schedules._common import (
     finish,
     inputs,
     lagged,
+    most,
+    most_from,
     received,
+    running,
     short,
     sojourn,
     sweeps,
@@ -101,10 +105,44 @@ def seconds(
     warm = 2.0 * x.later + (x.v - 1.0) * x.stages
     lag = lagged(x, overlap_p2p=overlap_p2p)
     end_s = blockwise(sojourn, f, b, NONE, x.m * x.v, warm, lag, fill, drain)
+    even = uniform(x.f, x.b)
+    if not even:
+        end_s = np.maximum(end_s, blockwise(_by_way_of_last, f, b, x.m * x.v, warm, lag, x.v))
     if (x.m <= x.stages).any():
         end_s = np.maximum(end_s, blockwise(short, f, b, NONE, x.m * x.v, warm, lag))
     if overlap_p2p:
         end_s = np.maximum(end_s, sweeps(x, x.m + x.hops / x.v, (x.stages * x.v - 1.0) * (x.hops > 0)))
     held = np.minimum(warm + 1.0, x.m * x.v) / x.v
-    exact = uniform(x.f, x.b) and not x.c.any() and bool(allowed(x.m, x.stages).all())
+    exact = even and not x.c.any() and bool(allowed(x.m, x.stages).all())
     return finish(x, end_s, in_flight=held, exact=exact)
+
+
+def _by_way_of_last(f: Array, b: Array, rounds: Array, warm: Array, lag: Array, virtual: Array) -> Array:
+    """The longest path that is steady at the last stage for p passes, goes on to the first stage's next chunk and from
+    there to stage r, where it stays; the mirrored end; or both. Arrays (stages, ...), seconds (1, ...).
+
+    In place of the piece of `sojourn` up to the first B of r (mirrored: from the last F) stands
+
+        sum f + (v-1) p max f + p (f + b)_last + sum_{s<r} f - (2 r + 1) (f + b)_r
+
+    since pass (v+1) p of r is the first that the detour reaches. It needs v > 1 and as many passes on either side.
+    """
+    p = f.shape[0]
+    stage = np.arange(float(p)).reshape((-1,) + (1,) * (f.ndim - 1))
+    work, reached = f + b, (virtual + 1.0) * p
+    steady = rounds - warm - 2.0
+
+    def ends(x: Array, y: Array) -> tuple[Array, Array]:
+        """(straight, by way of the last stage) to the first pass of y after those of x."""
+        dwell = np.minimum(rounds - 1.0, warm)
+        whole_x, whole_y = running(np.add, x) + stage * lag, running(np.add, y) + stage * lag
+        straight = most_from(whole_x + whole_y + dwell * most(x)) - (whole_y - y)
+        detour = whole_x[-1:] + (virtual - 1.0) * p * most(x)[-1:] + p * work[-1:] + lag
+        return straight, detour + (whole_x - x) - (2.0 * stage + 1.0) * work
+
+    first, first_by = ends(f, b)
+    final, final_by = ends(b, f)
+    once = np.maximum(first_by + final, first + final_by)
+    once = np.where((virtual > 1.0) & (steady >= 0.0) & (reached <= rounds - 1.0), once, -np.inf)
+    twice = np.where((virtual > 1.0) & (2.0 * reached + 1.0 - warm <= rounds), first_by + final_by, -np.inf)
+    return np.asarray(np.maximum.reduce(np.maximum(once, twice) + steady * work, axis=0, keepdims=True))

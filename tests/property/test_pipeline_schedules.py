@@ -14,7 +14,7 @@ from simkit.des.pipeline import recurrence, simulate
 
 REL = 1e-9
 SPREADS = {"equal": 0.0, "near": 0.05, "far": 0.5}
-SHORT = {"1f1b": (0.0, 0.0), "gpipe": (0.0, 0.0), "interleaved": (0.04, 0.06), "zb": (0.06, 0.25)}
+SHORT = {"1f1b": (0.0, 0.0), "gpipe": (0.0, 0.0), "interleaved": (0.01, 0.03), "zb": (0.06, 0.25)}
 """How far the closed form may fall short of the recurrence: stages within 10-20 % of each other, lognormal stages."""
 
 
