@@ -114,7 +114,7 @@ def sharded(
     spec = model.spec
     assert isinstance(spec, TransformerSpec)
     law = scaled(priced.law, scales)
-    lines = Lines(plan=plan, cluster=cluster, scales=scales)
+    lines = Lines(plan=plan, cluster=cluster, scales=scales, scatter_gather=stack.scatter_gather)
     work = _priced(
         program, law, tensor.degrees(plan.tp, plan.sp, plan.cp, plan.ep), stages=plan.pp,
         micro_batch=plan.micro_batch, seq_len=plan.seq_len, recompute=plan.recompute, causal=spec.causal,

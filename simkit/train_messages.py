@@ -48,6 +48,7 @@ class Lines:
     plan: Plan
     cluster: Cluster
     scales: Scales
+    scatter_gather: bool = False
 
     def cost(self, op: str, ranks: int, stride: int) -> Any:
         """Seconds of a collective over `ranks` ranks `stride` apart, as a function of bytes, under the scales."""
@@ -79,7 +80,14 @@ class Lines:
         return float(self.cost("all_to_all", plan.ep, plan.tp)(self._tokens() * width_bytes / plan.sp))
 
     def stage_message(self, hidden: int) -> float:
-        """One activation, or its gradient, to the next stage."""
+        """One activation, or its gradient, to the next stage.
+
+        With scatter and gather (Narayanan et al., arXiv 2104.04473, section 4.1) each of the tensor-parallel ranks
+        sends its share, and they put it together again by an all-gather inside their node.
+        """
         plan = self.plan
-        nbytes = self._tokens() * hidden * DTYPE_BYTES[plan.precision] / plan.sp
-        return float(self.cost("send_recv", min(plan.pp, 2), plan.world // plan.pp)(nbytes))
+        whole = self._tokens() * hidden * DTYPE_BYTES[plan.precision] / plan.sp
+        apart = self.scatter_gather and plan.sp == 1
+        hop = self.cost("send_recv", min(plan.pp, 2), plan.world // plan.pp)
+        gathered = float(self.cost("all_gather", plan.tp, 1)(whole)) if apart and plan.pp > 1 else 0.0
+        return float(hop(whole / plan.tp if apart else whole)) + gathered

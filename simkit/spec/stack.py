@@ -31,6 +31,7 @@ _KEYS = frozenset(
         "reduce_dtype",
         "autocast",
         "accumulation_passes",
+        "scatter_gather",
         "host_optimizer",
         "vocab_multiple",
         "sources",
@@ -41,7 +42,8 @@ _KEYS = frozenset(
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stack:
     """A software stack. mlm_positions: share of the positions a masked-LM head is computed for. optimizer_bytes: bytes
-    moved per parameter and step; optimizer_kernels: launches per tensor and step. fused: point-wise operators that run
+    moved per parameter and step; scatter_gather: between pipeline stages a tensor-parallel rank sends its share
+    alone; optimizer_kernels: launches per tensor and step. fused: point-wise operators that run
     inside a neighbour's kernel, by their names in `simkit.workloads`; reduce_dtype: of the gradient exchange; autocast:
     weights are cast at each use rather than kept in the dtype of the arithmetic; accumulation_passes: gradients read
     and written, in elements a parameter and micro-batch, to add them to those of earlier micro-batches.
@@ -63,6 +65,7 @@ class Stack:
     reduce_dtype: str = "fp32"
     autocast: bool = True
     accumulation_passes: float = 3.0
+    scatter_gather: bool = False
     host_optimizer: bool = True
     vocab_multiple: int = 1
     sources: Mapping[str, str]
@@ -106,6 +109,7 @@ def _stack(name: str, profiles: tuple[str, ...]) -> Stack:
         compiled=bool(table.get("compiled", False)),
         fused=frozenset(table.get("fused", ())),
         autocast=bool(table.get("autocast", True)),
+        scatter_gather=bool(table.get("scatter_gather", False)),
         accumulation_passes=float(table.get("accumulation_passes", 3.0)),
         host_optimizer=bool(table.get("host_optimizer", True)),
         vocab_multiple=int(table.get("vocab_multiple", 1)),
