@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from math import log, log1p, log2
 from typing import Any
 
-from simkit import breakdown
 from simkit.cost import cost
 from simkit.errors import InputError
 from simkit.evaluate import Evaluation, evaluate
@@ -30,7 +30,6 @@ _CLUSTER_FIELDS = frozenset(
 )
 STEP = 0.01
 TOP = 5
-_PARTS = {"layers": breakdown.layers, "modules": breakdown.modules, "operators": breakdown.operators}
 
 
 def predict(*, profiles: tuple[str, ...] = (), models: tuple[str, ...] = (), **fields: Any) -> Report:
@@ -79,7 +78,7 @@ def _completed(report: Report, resolved: Resolved) -> Report:
 
 
 def _cluster_alone(scenario: Scenario) -> bool:
-    return scenario.given("cluster") and set(scenario) <= _CLUSTER_FIELDS
+    return scenario.given("cluster") and _CLUSTER_FIELDS.issuperset(scenario.values)
 
 
 def _elsewhere(scenario: Scenario, report: Report, resolved: Resolved) -> Report:
@@ -99,44 +98,72 @@ def _elsewhere(scenario: Scenario, report: Report, resolved: Resolved) -> Report
 
 
 def _report(resolved: Resolved, found: Evaluation) -> Report:
-    plan, model = resolved.plan, resolved.model
-    samples = plan.global_batch
+    """The figures now, the words about them when somebody reads them."""
     end_s = found.end_s
-    tokens = samples * plan.seq_len if isinstance(model.spec, TransformerSpec) and model.input_kind == "tokens" else 0
-    peak_flops, _ = peak(found.device, plan.precision, fp16_accumulate=plan.fp16_accumulate)
-    model_flops = 3.0 * float(found.compute.model_flops) * plan.grad_accum
-    mfu = model_flops / (end_s * peak_flops)
-    done = model_flops * (4.0 / 3.0 if plan.recompute == "full" else 1.0)
-    busy = min(found.timelines[0].busy_s.get("compute", end_s) / end_s, 1.0)
-    figures, notes, warnings = cost(
-        resolved.cluster, resolved.scenario, step_s=end_s, busy=busy, samples_per_step=samples, tokens_per_step=tokens
-    )
-    math, network_bound = _math_share(found), exchange_bound(found, resolved)
-    metrics = {"iteration_time_s": end_s, "samples_per_s": samples / end_s}
-    if tokens:
-        metrics |= {"tokens_per_s": tokens / end_s, "tokens_per_s_per_gpu": tokens / end_s / resolved.cluster.gpus}
-    return Report(
-        scenario=resolved.values(),
+    metrics = _metrics(resolved, found)
+    model_flops, peak_flops = _flops(resolved, found)
+    done = model_flops * (4.0 / 3.0 if resolved.plan.recompute == "full" else 1.0)
+    return Report.deferred(
+        partial(_later, resolved, found),
+        _LATER_NAMES,
         iteration_time_s=end_s,
-        samples_per_s=samples / end_s,
+        samples_per_s=metrics["samples_per_s"],
         tokens_per_s=metrics.get("tokens_per_s"),
         tokens_per_s_per_gpu=metrics.get("tokens_per_s_per_gpu"),
-        mfu=mfu,
+        mfu=model_flops / (end_s * peak_flops),
         hfu=done / (end_s * peak_flops),
         breakdown=found.breakdown,
-        ledger=ledger(found, resolved, math, network_bound),
         memory=found.memory,
-        interval_90=interval(metrics, resolved, found),
-        bottleneck=bottleneck(found, resolved, math, network_bound),
-        cost=figures,
-        groups=groups(resolved),
-        assumptions=(*resolved.assumptions, *notes, *_conventions(resolved)),
-        warnings=(*resolved.warnings, *found.pricing.warnings, *warnings),
-        facts=_facts(resolved, found, model_flops, peak_flops),
         timeline=found.timelines[0],
-        device_names=tuple(f"{g.nodes}x{g.gpus_per_node} {g.device.title}" for g in resolved.cluster.groups),
-        sensitivities_fn=lambda: sensitivities(resolved, found),
-        parts_fn=lambda by: _PARTS[by](found),
+        sensitivities_fn=partial(sensitivities, resolved, found),
+        parts_fn=partial(_parts, found),
+    )
+
+
+def _parts(found: Evaluation, by: str) -> Any:
+    from simkit import breakdown
+
+    return {"layers": breakdown.layers, "modules": breakdown.modules, "operators": breakdown.operators}[by](found)
+
+
+def _later(resolved: Resolved, found: Evaluation, name: str) -> Any:
+    return _LATER[name](resolved, found)
+
+
+def _metrics(resolved: Resolved, found: Evaluation) -> dict[str, float]:
+    samples, end_s = resolved.plan.global_batch, found.end_s
+    metrics = {"iteration_time_s": end_s, "samples_per_s": samples / end_s}
+    tokens = _tokens(resolved)
+    if tokens:
+        metrics["tokens_per_s"] = tokens / end_s
+        metrics["tokens_per_s_per_gpu"] = tokens / end_s / resolved.cluster.gpus
+    return metrics
+
+
+def _tokens(resolved: Resolved) -> int:
+    """Tokens of a step; 0 where samples are no tokens."""
+    model = resolved.model
+    if not isinstance(model.spec, TransformerSpec) or model.input_kind != "tokens":
+        return 0
+    return resolved.plan.global_batch * resolved.plan.seq_len
+
+
+def _flops(resolved: Resolved, found: Evaluation) -> tuple[float, float]:
+    """(FLOPs of the model a device and step, dense peak of the device)."""
+    plan = resolved.plan
+    peak_flops, _ = peak(found.device, plan.precision, fp16_accumulate=plan.fp16_accumulate)
+    return 3.0 * float(found.compute.model_flops) * plan.grad_accum, peak_flops
+
+
+def _costs(resolved: Resolved, found: Evaluation) -> tuple[dict[str, float], list[str], list[str]]:
+    busy = min(found.timelines[0].busy_s.get("compute", found.end_s) / found.end_s, 1.0)
+    return cost(
+        resolved.cluster,
+        resolved.scenario,
+        step_s=found.end_s,
+        busy=busy,
+        samples_per_step=resolved.plan.global_batch,
+        tokens_per_step=_tokens(resolved),
     )
 
 
@@ -162,8 +189,9 @@ def _conventions(resolved: Resolved) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _facts(resolved: Resolved, found: Evaluation, model_flops: float, peak_flops: float) -> dict[str, Any]:
+def _facts(resolved: Resolved, found: Evaluation) -> dict[str, Any]:
     wire = found.exchange.wire_bytes
+    model_flops, peak_flops = _flops(resolved, found)
     facts: dict[str, Any] = {
         "params": resolved.model.params,
         "gpus": resolved.cluster.gpus,
@@ -181,6 +209,30 @@ def _facts(resolved: Resolved, found: Evaluation, model_flops: float, peak_flops
 def _math_share(found: Evaluation) -> float:
     """Share of forward and backward time that arithmetic rather than memory bounds."""
     return float(found.compute.math_share)
+
+
+_LATER: Mapping[str, Callable[[Resolved, Evaluation], Any]] = {
+    "scenario": lambda resolved, found: resolved.values(),
+    "ledger": lambda resolved, found: ledger(found, resolved, _math_share(found), exchange_bound(found, resolved)),
+    "interval_90": lambda resolved, found: interval(_metrics(resolved, found), resolved, found),
+    "bottleneck": lambda resolved, found: bottleneck(
+        found, resolved, _math_share(found), exchange_bound(found, resolved)
+    ),
+    "cost": lambda resolved, found: _costs(resolved, found)[0],
+    "groups": lambda resolved, found: groups(resolved),
+    "assumptions": lambda resolved, found: (
+        *resolved.assumptions,
+        *_costs(resolved, found)[1],
+        *_conventions(resolved),
+    ),
+    "warnings": lambda resolved, found: (*resolved.warnings, *found.pricing.warnings, *_costs(resolved, found)[2]),
+    "facts": lambda resolved, found: _facts(resolved, found),
+    "device_names": lambda resolved, found: tuple(
+        f"{g.nodes}x{g.gpus_per_node} {g.device.title}" for g in resolved.cluster.groups
+    ),
+}
+"""What a Report says when it is read."""
+_LATER_NAMES = frozenset(_LATER)
 
 
 def sensitivities(resolved: Resolved, found: Evaluation) -> list[Sensitivity]:

@@ -5,9 +5,10 @@ Keys of `Report.to_dict()` carry their unit; an absent key means not applicable,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from simkit.errors import unknown
 from simkit.memory import Memory
@@ -76,6 +77,32 @@ class Report:
     parts_fn: Any = None
     shown: tuple[str, ...] = ()
     """Which breakdowns every form of the answer shows besides: ``layers modules operators``."""
+    later: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
+    """Makes the fields that `deferred` left open."""
+
+    @classmethod
+    def deferred(cls, later: Callable[[str], Any], names: frozenset[str], **values: Any) -> Report:
+        """A Report whose fields `names` are made by `later(name)` when first read: a search asks for the time of a
+        million jobs and for the words of one. All else is as if they had been given."""
+        report = object.__new__(cls)
+        put = object.__setattr__
+        put(report, "later", later)
+        for name, value in values.items():
+            put(report, name, value)
+        for name, default in _defaults().items():
+            if name not in values and name not in names:
+                put(report, name, default() if callable(default) else default)
+        return report
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Reached where a field is still open; names that are no field are refused as always."""
+            if name not in self.__slots__ or name == "later" or self.later is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            value = self.later(name)
+            object.__setattr__(self, name, value)
+            return value
 
     @property
     def fits(self) -> bool:
@@ -118,3 +145,13 @@ class Report:
         from simkit.render import to_html_fragment
 
         return to_html_fragment(self)
+
+
+@lru_cache(maxsize=1)
+def _defaults() -> Mapping[str, Any]:
+    """{field: default, or what makes it}, but for `later`."""
+    found = {}
+    for one in fields(Report):
+        if one.name != "later" and (one.default is not MISSING or one.default_factory is not MISSING):
+            found[one.name] = one.default if one.default is not MISSING else one.default_factory
+    return found
