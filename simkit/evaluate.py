@@ -89,8 +89,10 @@ def workload(model: Model, plan: Plan, stack: Stack) -> Program:
     )
 
 
-def evaluate(resolved: Resolved, *, scales: Scales = UNSCALED, spans: bool = False) -> Evaluation:
-    """Prices and arranges one step of a resolved scenario."""
+def evaluate(
+    resolved: Resolved, *, scales: Scales = UNSCALED, spans: bool = False, advise: bool = True
+) -> Evaluation:
+    """Prices and arranges one step of a resolved scenario. advise: look for a way out where it does not fit."""
     plan, model, stack = resolved.plan, resolved.model, resolved.stack
     calibrated = bool(resolved.scenario.get("calibration", True))
     work = workload(model, plan, stack)
@@ -98,7 +100,7 @@ def evaluate(resolved: Resolved, *, scales: Scales = UNSCALED, spans: bool = Fal
     # Synchronous training runs at the pace of the slowest device, never at the mean.
     device, priced, cost = max(per_device, key=lambda item: item[3])[:3]
     if is_sharded(plan):
-        return _sharded(resolved, work, device, priced, calibrated, scales)
+        return _sharded(resolved, work, device, priced, calibrated, scales, advise)
     known = constants(resolved, device, priced, scales)
     traded = exchange(
         work, model, plan=plan, compute=cost, law=known.law, cluster=resolved.cluster, optimizer_s=known.optimizer_s,
@@ -117,7 +119,7 @@ def evaluate(resolved: Resolved, *, scales: Scales = UNSCALED, spans: bool = Fal
         exchange=traded,
         compute=cost,
         program=work,
-        memory=weigh(resolved, work, model, plan, cost),
+        memory=weigh(resolved, work, model, plan, cost, advise=advise),
         device=device,
         pricing=priced,
     )
@@ -159,7 +161,13 @@ def is_sharded(plan: Plan) -> bool:
 
 
 def _sharded(
-    resolved: Resolved, work: Program, device: Device, priced: Pricing, calibrated: bool, scales: Scales
+    resolved: Resolved,
+    work: Program,
+    device: Device,
+    priced: Pricing,
+    calibrated: bool,
+    scales: Scales,
+    advise: bool,
 ) -> Evaluation:
     # Most questions need none of it, and a cold command should not pay for what it does not use.
     from simkit import train
@@ -210,7 +218,7 @@ def _sharded(
         ),
         compute=found.compute,
         program=work,
-        memory=weigh(resolved, work, resolved.model, plan, found.compute),
+        memory=weigh(resolved, work, resolved.model, plan, found.compute, advise=advise),
         device=device,
         pricing=priced,
         messages=found.messages,

@@ -85,7 +85,7 @@ def _largest_fit(resolved: Resolved, per_rank: int, *, exact: bool) -> int:
 
 
 def _fits(resolved: Resolved, micro: int) -> bool:
-    found = evaluate(replace(resolved, plan=replace(resolved.plan, micro_batch=micro, grad_accum=1)))
+    found = evaluate(replace(resolved, plan=replace(resolved.plan, micro_batch=micro, grad_accum=1)), advise=False)
     return found.memory.reserved_bytes <= HEADROOM * found.memory.capacity_bytes
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -34,10 +35,12 @@ RATES = (
     "iteration_time_s", "samples_per_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "peak_memory_gib",
 )  # fmt: skip
 TERMS = ("forward_s", "backward_s", "compression_s", "exposed_comm_s", "optimizer_s", "host_s")
-SHARDED_TERMS = ("recompute_s", "tp_comm_s", "launch_s", "sharding_s", "bubble_s", "other_s")
+SHARDED_TERMS = (
+    "recompute_s", "tp_comm_s", "launch_s", "accumulation_s", "offload_s", "sharding_s", "bubble_s", "other_s",
+)  # fmt: skip
 MONEY = ("cost_usd_per_hour", "usd_per_step", "power_w", "energy_j_per_step")
 JOB_MONEY = ("duration_s", "cost_usd", "energy_j")
-_SHARDED = frozenset({"tp", "pp", "cp", "ep", "zero"})
+_SHARDED = frozenset({"tp", "pp", "cp", "ep", "zero", "offload", "schedule", "shard_group", "stack", "sp", "vpp"})
 _LENGTHS = frozenset({"tokens", "samples", "epochs"})
 
 Ints = NDArray[np.int64]
@@ -77,7 +80,7 @@ class Sweep:
         self._links = [i for i, a in enumerate(self.axes) if a.described]
         self._structures: OrderedDict[tuple[int, ...], Structure] = OrderedDict()
 
-    @property
+    @cached_property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns, in order: the same for every block."""
         names: list[str] = []
@@ -86,7 +89,7 @@ class Sweep:
             if axis.described:
                 names += [f"{axis.name}_Bps", f"{axis.name}_latency_s"]
         names += [*COUNTS, "method", *RATES, "fits", "why_not", *TERMS]
-        if self._given & _SHARDED:
+        if self._given & _SHARDED or self._structure((0,) * len(self._fixed)).sharded:
             names += SHARDED_TERMS
         names += MONEY
         if self._given & _LENGTHS:

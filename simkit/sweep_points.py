@@ -29,6 +29,7 @@ from simkit.program import basis
 from simkit.report import Memory
 from simkit.spec.hardware import Cluster, Device, Link
 from simkit.spec.model import TransformerSpec
+from simkit.spec.plan import Plan
 from simkit.spec.resolve import Resolved, resolve
 from simkit.spec.scenario import Scenario
 from simkit.timeline import terms
@@ -38,7 +39,7 @@ Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Columns = dict[str, Any]
 
-ELEMENTS = 2**17
+ELEMENTS = 2**16
 """Numbers of one array while a block is worked on: what a second-level cache holds."""
 _ROWS = 2**21
 """The same while rows of operators are priced for every tile and split."""
@@ -147,20 +148,20 @@ class Case:
         lane = totals.argmax(axis=0)
         forward_s, done_s = np.empty(len(sizes)), np.zeros((len(sizes), len(self._kept) + 1))
         memory: list[Memory] = [None] * len(sizes)  # type: ignore[list-item]
+        fixed = {f.name: getattr(plan, f.name) for f in fields(Plan)} | {"grad_accum": 1}
         for number, (one, found) in enumerate(zip(self.lanes, every, strict=True)):
             mine = np.flatnonzero(lane == number)
             if not len(mine):
                 continue
             known = one.known
-            here = replace(plan, grad_accum=1)
-            step = alone(work, here, _rows(found, mine), known.optimizer_s, known.host_s, known.host_kernel_s)
+            step = alone(work, Plan(**fixed), _rows(found, mine), known.optimizer_s, known.host_s, known.host_kernel_s)
             forward_s[mine] = step.forward_s
             ended_s = np.cumsum(step.backward_s, axis=-1)
             done_s[mine, :-1] = np.where(self._kept >= 0, ended_s[:, self._kept], 0.0)
             done_s[mine, -1] = ended_s[:, -1] if ended_s.shape[-1] else 0.0
             for i in mine.tolist():
-                batch = replace(here, micro_batch=int(sizes[i]))
-                memory[i] = weigh(self.resolved, work, self.resolved.model, batch, _rows(found, i), advise=False)
+                fixed["micro_batch"] = int(sizes[i])
+                memory[i] = weigh(self.resolved, work, self.resolved.model, Plan(**fixed), found, advise=False)
         return _Batches(lane=lane, forward_s=forward_s, done_s=done_s, flops=every[0].model_flops, memory=memory)
 
     @cached_property
@@ -339,7 +340,7 @@ def point(scenario: Scenario) -> Columns:
     """The columns of one point, by the line that `predict` takes; ``refused`` where there is no answer."""
     try:
         resolved = planned(resolve(scenario))
-        found = evaluate(resolved)
+        found = evaluate(resolved, advise=False)
     except (InputError, RefusedError) as error:
         return {"refused": str(error)}
     plan, model = resolved.plan, resolved.model
@@ -360,13 +361,13 @@ class Structure:
     """All points that share names and choices. `fixed`: micro-batch and accumulation are given for every point."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self.reason, self.arrays = "", False
+        self.reason, self.arrays, self.sharded = "", False, False
         try:
             resolved = resolve(scenario)
             choose = "method" in resolved.open and resolved.cluster.nodes > 1
             first = planned(replace(resolved, open=resolved.open - {"method"}))
             every = [first, rival(first)] if choose else [first]
-            self.resolved = first
+            self.resolved, self.sharded = first, is_sharded(first.plan)
             self.arrays = all(Case.takes_arrays(one) for one in every)
             self.cases = [Case(one) for one in every] if self.arrays else []
         except (InputError, RefusedError) as error:
