@@ -183,9 +183,9 @@ PART_HEADS = ("forward", "backward", "share", "runs", "kind")
 
 def part_tables(report: Report) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
     """The breakdowns asked for, as tables: (title, column heads, rows); what carries no time is left out."""
-    tables = []
+    tables: list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]] = []
     for by in report.shown:
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for part in report.parts(by):
             if not part.seconds > 0.0:
                 continue

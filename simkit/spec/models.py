@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from simkit.errors import InputError, unknown
 from simkit.spec import convnets
-from simkit.spec.model import Model, TransformerSpec
+from simkit.spec.model import Model, Tensor, TransformerSpec
 
 Row = Mapping[str, str]
 _CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -89,6 +89,40 @@ def _pretraining(base: Model) -> Model:
     return build(
         replace(spec, heads_list=heads, vocab=vocab, tied=True), name=base.name, source=base.source, dtype=base.dtype,
         buffers=base.buffers, notes=(*base.notes, note),
+    )
+
+
+def padded_vocab(base: Model, tp: int, multiple: int) -> Model:
+    """`base` with its vocabulary padded to a multiple of `multiple` for each of `tp` ranks:
+
+        padded = ceil(vocab / (multiple · tp)) · multiple · tp
+
+    so that every rank holds equal, aligned rows of the table and the head. The same object comes back where nothing is
+    to be padded. Source: Megatron-LM, `_vocab_size_with_padding` (``--make-vocab-size-divisible-by``, 128).
+    """
+    spec = base.spec
+    step = multiple * tp
+    if not isinstance(spec, TransformerSpec) or not spec.vocab or spec.vocab % step == 0:
+        return base
+    return _padded(base, -(-spec.vocab // step) * step)
+
+
+@lru_cache(maxsize=256)
+def _padded(base: Model, vocab: int) -> Model:
+    spec = base.spec
+    assert isinstance(spec, TransformerSpec)
+
+    def longer(tensor: Tensor) -> Tensor:
+        if tensor.module not in ("embedding", "head") or tensor.shape[0] != spec.vocab:
+            return tensor
+        return replace(tensor, shape=(vocab, *tensor.shape[1:]))
+
+    tensors = tuple(map(longer, base.tensors))
+    added = sum(t.numel for t in tensors) - base.params
+    active = None if base.params_active is None else base.params_active + added
+    return replace(
+        base, spec=replace(spec, vocab=vocab), tensors=tensors, params_active=active,
+        notes=(*base.notes, f"vocabulary {spec.vocab} padded to {vocab}"),
     )
 
 

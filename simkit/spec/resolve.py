@@ -31,7 +31,7 @@ DEFAULT_CLUSTER = "1x8xh100"
 MAX_SEQ_LEN = 2048
 
 
-_ALONE = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "sp": 1, "vpp": 1, "zero": 0}
+_ALONE = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "sp": 1, "vpp": 1, "zero": 0, "offload": "none"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Resolved:
             "algorithm": p.algorithm,
             "stack": p.stack,
             "dp": p.dp,
-            **{k: getattr(p, k) for k in ("tp", "pp", "cp", "ep", "sp", "vpp", "zero") if getattr(p, k) != _ALONE[k]},
+            **{k: getattr(p, k) for k in _ALONE if getattr(p, k) != _ALONE[k]},
             "precision": p.precision,
             "master_dtype": p.master_dtype,
             "reduce_dtype": p.reduce_dtype,
@@ -127,6 +127,7 @@ def resolve(scenario: Scenario) -> Resolved:
     software = _stack(scenario, notes, warnings)
     if scenario.get("task", "pretrain") == "pretrain":
         net = zoo.pretraining_model(net)
+    net = _padded(net, scenario.get("tp", 1), software, notes)
     chosen = _chosen(scenario, net, machines, software, notes)
     micro, accum, undecided = resolve_batch(scenario, chosen["dp"], notes)
     plan = Plan(**chosen, micro_batch=micro, grad_accum=accum)
@@ -151,6 +152,15 @@ def _model(scenario: Scenario, notes: list[str]) -> Model:
     if scenario.network is not None and name == scenario.network.name:
         return scenario.network
     return zoo.model(name, models_files=scenario.models, seq_len=scenario.get("seq_len"))
+
+
+def _padded(net: Model, tp: int, software: Stack, notes: list[str]) -> Model:
+    """The network with the vocabulary that the stack pads it to."""
+    padded = zoo.padded_vocab(net, tp, software.vocab_multiple)
+    if padded is not net:
+        multiple = f"{software.vocab_multiple} x " if software.vocab_multiple > 1 else ""
+        notes.append(f"{padded.notes[-1]}: {software.name} needs a multiple of {multiple}tp = {tp}")
+    return padded
 
 
 def _stack(scenario: Scenario, notes: list[str], warnings: list[str]) -> Stack:
@@ -200,9 +210,15 @@ def _degrees(scenario: Scenario, net: Model, machines: Cluster, tell: _Teller) -
     if dp % group:
         raise InputError(f"does not divide dp = {dp}", file=file, key="shard_group", value=group)
     spec = net.spec
-    if model_parallel * ep > 1 or zero > 0:
+    offload = scenario.get("offload", "none")
+    if model_parallel * ep > 1 or zero > 0 or offload != "none":
         if not isinstance(spec, TransformerSpec) or spec.kind not in ("decoder", "encoder"):
-            raise RefusedError(f"{net.name} is priced under data parallelism alone; leave tp, pp, cp, ep and zero out")
+            degrees = "tp, pp, cp, ep, zero and offload"
+            raise RefusedError(f"{net.name} is priced under data parallelism alone; leave {degrees} out")
+        if scenario.get("method", "s-sgd") != "s-sgd":
+            raise RefusedError(
+                f"{scenario.get('method')} is priced under data parallelism alone; leave it out, or the other degrees"
+            )
         if spec.heads % tp:
             raise InputError(f"does not divide the {spec.heads} heads of {net.name}", file=file, key="tp", value=tp)
         if spec.layers < pp * vpp:
@@ -221,7 +237,7 @@ def _degrees(scenario: Scenario, net: Model, machines: Cluster, tell: _Teller) -
         "zero": zero,
         "shard_group": group,
         "schedule": schedule,
-        "offload": scenario.get("offload", "none"),
+        "offload": offload,
     }
 
 
