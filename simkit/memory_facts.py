@@ -7,7 +7,7 @@ peaks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from simkit.units import GIB
@@ -27,7 +27,9 @@ class MemoryFacts:
     logits and holds e + 4 bytes a logit. separate_inputs: under tensor parallelism every column-parallel product keeps
     a copy of its input, and q, k, v (gate and up) are products of their own. query_copy: queries of grouped attention
     are copied out of the fused projection. fused_gate: activation and gate are one operator that keeps its inputs
-    alone. overhead_bytes: taken beside what is itemised; fitted, end to end.
+    alone. selective: what selective recomputation keeps, ``scores`` = all but attention scores, ``products`` = of a
+    block its input, the results of attention and of every second matrix product. overhead_bytes: taken beside what is
+    itemised; fitted, end to end.
     """
 
     model_weights: bool = False
@@ -38,6 +40,7 @@ class MemoryFacts:
     separate_inputs: bool = False
     query_copy: bool = False
     fused_gate: bool = False
+    selective: str = "scores"
     fragmentation: float = FRAGMENTATION
     overhead_bytes: float = 0.0
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False)
@@ -54,29 +57,33 @@ _MEGATRON = {
 }
 
 
-def _megatron(**changed: bool) -> MemoryFacts:
-    facts = {
-        "model_weights": True,
-        "accumulates_fp32": True,
-        "gradient_copies": True,
-        "loss_in_place": True,
-        "query_copy": True,
-        "fused_gate": True,
-    } | changed
-    return MemoryFacts(**facts, vocab_multiple=128, sources=MappingProxyType(_MEGATRON))
-
-
+_MEGATRON_FACTS = MemoryFacts(
+    model_weights=True,
+    accumulates_fp32=True,
+    gradient_copies=True,
+    vocab_multiple=128,
+    loss_in_place=True,
+    query_copy=True,
+    fused_gate=True,
+    sources=MappingProxyType(_MEGATRON),
+)
 _ZERO = MappingProxyType({"model_weights": "ZeRO, arXiv 1910.02054, section 3: 2 + 2 + 12 bytes a parameter"})
 _DEFAULT = MemoryFacts()
 FACTS: Mapping[str, MemoryFacts] = MappingProxyType(
     {
-        "megatron": _megatron(),
-        "nemo": _megatron(),
+        "megatron": _MEGATRON_FACTS,
+        "nemo": _MEGATRON_FACTS,
         # Its pipeline engine and its BF16 optimizer; the GPT model of the fork predates grouped queries and gates.
-        "megatron-deepspeed": _megatron(query_copy=False, fused_gate=False, gradient_copies=False),
+        "megatron-deepspeed": replace(_MEGATRON_FACTS, query_copy=False, fused_gate=False, gradient_copies=False),
         "deepspeed": MemoryFacts(model_weights=True, sources=_ZERO),
         "internevo": MemoryFacts(model_weights=True, sources=_ZERO),
         "llmq": MemoryFacts(model_weights=True, loss_in_place=True, fused_gate=True, sources=_ZERO),
+        "torchtitan": MemoryFacts(
+            selective="products",
+            sources=MappingProxyType(
+                {"selective": "torchtitan parallelize_llama.py, selective activation checkpointing, option op"}
+            ),
+        ),
         "paddle": MemoryFacts(
             model_weights=True,
             separate_inputs=True,

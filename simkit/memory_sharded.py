@@ -43,11 +43,12 @@ from simkit.memory_states import (
 from simkit.parallel import tensor
 from simkit.parallel.pipeline import layers_per_stage
 from simkit.program import BS, DIVIDES, SAVED, Program
-from simkit.roofline import Array
+from simkit.roofline import MEMORY, Array
 from simkit.spec.model import Model, TransformerSpec
 from simkit.spec.plan import Plan
 
 Num = Any
+FP32_BYTES = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -179,9 +180,13 @@ def _coefficients(
     counts, replays = program.blocks.counts, program.replayed(recompute)
     extra = _extra(spec, plan, facts)[..., None, :]
     blocks, dropped = counts @ rows + extra, replays @ rows
+    stays = blocks - dropped
     if recompute == "full":
-        dropped = dropped + extra
-    stays = blocks - dropped + (program.blocks.inputs / sp if recompute == "full" else 0.0)
+        dropped = blocks
+        stays = program.blocks.inputs / sp
+    elif recompute == "selective" and facts.selective == "products" and plan.attention == "flash":
+        dropped = blocks
+        stays = program.blocks.inputs / sp + _every_second(program, spec, plan)
     held = [stage_sums(x.swapaxes(-1, -2), placed).swapaxes(-1, -2) for x in (stays, blocks)]
     for x in held:
         x[..., 0, :] += program.blocks.before[0] @ rows
@@ -197,6 +202,27 @@ def _coefficients(
 
 
 _coefficients_kept = lru_cache(maxsize=1024)(_coefficients)
+
+
+def _every_second(program: Program, spec: TransformerSpec, plan: Plan) -> Array:
+    """Bytes of the results that each block keeps: products 1, 3, 5 … in their order, attention with its log-sum-exp,
+    and what tensor parallelism scatters; coefficients (..., blocks, 5)."""
+    ops, e = program.forward, element_bytes(plan)
+    t, sp = (np.asarray(n, dtype=float)[..., None, None] for n in (plan.tp, plan.sp))
+    batch, m, n = ops.coefficients[:3]
+    # Of products with a weight, copies and outputs are constants.
+    weighted = (ops.kind != MEMORY) & ~batch[1:].any(axis=0) & ~n[1:].any(axis=0)
+    results = (e * m * n[0] * batch[0]).T / np.where(ops.divides == DIVIDES.index("n"), t, 1.0).swapaxes(-1, -2)
+    ends = np.cumsum(program.blocks.counts.sum(axis=1)).astype(int) + int(program.blocks.before[0].sum())
+    begins = np.concatenate([[int(program.blocks.before[0].sum())], ends[:-1]])
+    kept = np.zeros_like(program.blocks.counts)
+    for block, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        products = [row for row in ops.order[begin:end] if weighted[row]]
+        np.add.at(kept[block], products[::2], 1.0)
+    attention = BS * spec.heads * (e * spec.value_dim + FP32_BYTES) / t
+    scattered = np.where(t > 1.0, 2.0 * e * spec.hidden * BS / sp, 0.0)
+    found: Array = kept @ results + attention + scattered
+    return found
 
 
 def _distinct(rows: Array) -> Array:

@@ -253,6 +253,26 @@ def test_full_recomputation_keeps_inputs_and_one_block() -> None:
     assert found[2] == pytest.approx(2 * spec.layers / 4 * 2 * s * b * h / 2 + block)
 
 
+def test_selective_recomputation_of_every_second_product() -> None:
+    """By hand, a token of Llama-3 8B and a block in bf16: its input 2 h, q 2 h, v 2 h/4, gate 2 f, down 2 h (products
+    1, 3, 5 and 7 of q, k, v, o, gate, up, down), attention 2 h and 4 bytes a head; one whole block being replayed."""
+    name, tokens, spec = "llama-3-8b", 8192, spec_of("llama-3-8b")
+    h, f = spec.hidden, spec.ffn
+    facts = replace(BARE, selective="products")
+    plan = plan_of(pp=4, grad_accum=1, micro_batch=2, seq_len=4096)
+    none, chosen = (
+        float(weigh(name, replace(plan, recompute=r), facts=facts).items_bytes["activations"][1])
+        for r in ("none", "selective")
+    )
+    block = none / 8
+    each = 2 * h + 2 * h + 2 * h / 4 + 2 * f + 2 * h + 2 * h + 4 * spec.heads
+    assert chosen == pytest.approx(8 * tokens * each + block)
+    both = weigh(name, replace(plan, recompute="selective", attention="math"), facts=facts)
+    assert both.allocated_bytes == pytest.approx(
+        weigh(name, replace(plan, recompute="selective", attention="math")).allocated_bytes
+    )
+
+
 def test_context_parallelism_divides_the_tokens() -> None:
     for name in ("llama-2-7b", "gpt3-13b"):
         two = weigh(name, plan_of(cp=2, seq_len=4096))
