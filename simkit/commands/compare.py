@@ -31,7 +31,9 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(
             "has one case only", key="compare", hint="repeat a flag or give a comma list: --method s-sgd,acp-sgd"
         )
-    found = compare([_flags.base(args)], **axes)
+    # The first case stands in for the axes, so that a flag also settles what two imported files disagree on.
+    base = _flags.base(args, {name: values[0] for name, values in axes.items()} if args.sources else None)
+    found = compare([base], **axes)
     found.base  # noqa: B018  # raises the reason where nothing could be predicted
     if args.html:
         from simkit.plot import comparison_page

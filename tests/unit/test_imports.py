@@ -208,6 +208,28 @@ def test_a_variable_set_in_branches_stays_open(tmp_path: Path, branch: str) -> N
     assert values(tmp_path / "run.sh", model="gpt2")["model"] == "gpt2"
 
 
+def test_flags_in_branches(tmp_path: Path) -> None:
+    text = """pretrain_gpt.py --hidden-size 64 --tensor-model-parallel-size 2
+    if [ $BIG = 1 ]; then
+        ARGS="--micro-batch-size 4 --tensor-model-parallel-size 8 --seq-length 512"
+    else
+        ARGS="--micro-batch-size 2 --seq-length 512"
+    fi
+    run --tensor-model-parallel-size 4 # --micro-batch-size 16
+    """
+    draft = megatron(tmp_path, text)
+    assert draft.get("tp") == 4  # the last one outside of branches holds
+    assert draft.get("micro_batch") is None
+    assert "different values" in ledger(draft, "ignored")["--micro-batch-size"]
+    assert draft.get("seq_len") == 512
+    assert "branch" in ledger(draft, "auto")["--seq-length"]
+
+
+def test_a_comment_between_continued_lines(tmp_path: Path) -> None:
+    draft = megatron(tmp_path, "x --micro-batch-size 4 \\\n  # --seq-length 9 \\\n  --tensor-model-parallel-size 2\n")
+    assert (draft.get("micro_batch"), draft.get("seq_len"), draft.get("tp")) == (4, None, 2)
+
+
 def test_deepspeed_with_auto_null_and_floats(tmp_path: Path) -> None:
     draft = imports.read(write(tmp_path, "ds.json", DEEPSPEED))
     assert draft.get("global_batch") == 1024

@@ -2,7 +2,7 @@
 
 Understood: line continuations, comments, assignments of scalars and arrays, ``$NAME ${NAME} ${NAME:-default}``,
 ``$((integer arithmetic))``, ``--flag value`` and ``--flag=value``. A variable that is set to different values in the
-branches of an ``if`` or ``case``, or nowhere in the file, stays unresolved.
+branches of an ``if`` or ``case``, or nowhere in the file, stays unresolved, and so does a flag of that kind.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?=)(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?[-=]([^}]*))?\}|([A-Za-z_]\w*))")
 _UNRESOLVED = re.compile(r"\$(?:\{[^}]*\}|\w+|[@*#?!]|\()")
 _FLAG = re.compile(r"--[A-Za-z][\w-]*")
-_OPENERS, _CLOSERS = frozenset({"if", "case", "for", "while", "until"}), frozenset({"fi", "esac", "done"})
+_OPENERS, _CLOSERS = frozenset({"if", "case"}), frozenset({"fi", "esac"})
+_SEPARATORS = frozenset({"(", ")", ";", "&", "|", "<", ">", "&&", "||", "\n"})
 _ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -35,109 +36,135 @@ LONGEST = 300
 
 @dataclass(slots=True)
 class Arguments:
-    """What a script passes on: {flag with dashes: its value, None for none}, the last one winning as in argparse;
-    names of the variables that stay open; the bare words (programs, positional arguments)."""
+    """What a script passes on.
+
+    flags: {flag with dashes: its value, None for none}, the last one winning as in argparse. unsure: flags that get
+    different values in the branches of the script; branched: those that only a branch gives. open: variables without
+    a value, as they are written.
+    """
 
     flags: dict[str, str | None] = field(default_factory=dict)
+    unsure: set[str] = field(default_factory=set)
+    branched: set[str] = field(default_factory=set)
     open: list[str] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
 
 
 def arguments(text: str) -> Arguments:
     """The Arguments of a script."""
-    found, variables, ambiguous = Arguments(), {}, set()  # type: Arguments, dict[str, str], set[str]
-    depth, waiting = 0, ""
+    reader = _Reader()
     for raw in _tokens(_uncommented(text)):
-        word = _unquoted(raw)
+        reader.token(raw)
+    reader.close()
+    reader.found.open = list(dict.fromkeys(reader.found.open))
+    return reader.found
+
+
+class _Reader:
+    """Goes through the tokens once; `depth` counts the branches (if, case) around them."""
+
+    def __init__(self) -> None:
+        self.found = Arguments()
+        self.variables: dict[str, str] = {}
+        self.ambiguous: set[str] = set()
+        self.depth = 0
+        self.waiting = ""
+
+    def token(self, raw: str) -> None:
+        if raw in _SEPARATORS:
+            self.close()
+            return
         if raw in _OPENERS or raw in _CLOSERS:
-            depth = max(depth + (1 if raw in _OPENERS else -1), 0)
+            self.close()
+            self.depth = max(self.depth + (1 if raw in _OPENERS else -1), 0)
+            return
         assigned = _ASSIGNMENT.fullmatch(raw)
-        if assigned and not raw.startswith("-"):
-            waiting = ""
-            _assign(assigned, variables, ambiguous, depth)
-            inner = _unquoted(assigned[3])
-            if "--" in inner:
-                for part in _tokens(inner):
-                    waiting = _take(_unquoted(part), waiting, found, variables, ambiguous)
-                waiting = ""
-            continue
-        if raw in ("(", ")", ";", "&", "|", "<", ">", "&&", "||", "\n"):
-            waiting = ""
-            continue
-        if raw[:1] in "\"'" and re.search(r"\s--[A-Za-z]|^--[A-Za-z][\w-]*\s", word):
-            for part in _tokens(word):
-                waiting = _take(_unquoted(part), waiting, found, variables, ambiguous)
-            continue
-        waiting = _take(word, waiting, found, variables, ambiguous)
-    found.open = list(dict.fromkeys(found.open))
-    return found
+        if assigned:
+            self.close()
+            self._assign(assigned[1], assigned[2], _unquoted(assigned[3]))
+            if "--" in assigned[3]:
+                self._several(_unquoted(assigned[3]))
+        elif raw[:1] in "\"'" and re.search(r"\s--[A-Za-z]|^--[A-Za-z][\w-]*\s", _unquoted(raw)):
+            self._several(_unquoted(raw))
+        else:
+            self._word(_unquoted(raw))
 
+    def _several(self, text: str) -> None:
+        """A quoted list of arguments."""
+        for raw in _tokens(text):
+            self._word(_unquoted(raw))
+        self.close()
 
-def _take(word: str, waiting: str, found: Arguments, variables: Mapping[str, str], ambiguous: set[str]) -> str:
-    """Adds one word; returns the flag that still waits for its value."""
-    name, equals, value = word.partition("=")
-    if _FLAG.fullmatch(name):
-        flag = name.replace("_", "-")
-        found.flags[flag] = _resolved(value, variables, ambiguous, found) if equals else None
-        return "" if equals else flag
-    resolved = _resolved(word, variables, ambiguous, found)
-    if waiting and not resolved.startswith("--"):
-        found.flags[waiting] = resolved
-    else:
-        found.words.append(resolved)
-    return ""
+    def _word(self, word: str) -> None:
+        name, equals, value = word.partition("=")
+        if _FLAG.fullmatch(name):
+            self.close()
+            self.waiting = name.replace("_", "-")
+            if equals:
+                self._set(self._resolved(value))
+            return
+        resolved = self._resolved(word)
+        if self.waiting:
+            self._set(resolved)
 
+    def close(self) -> None:
+        """No value follows any more."""
+        if self.waiting:
+            self._set(None)
 
-def _uncommented(text: str) -> str:
-    """Continuations joined, comments gone (a # at the start of a word)."""
-    joined = re.sub(r"\\[ \t]*\r?\n", " ", text)
-    return re.sub(r"(?m)(^|[ \t])#.*$", r"\1", joined)
+    def _set(self, value: str | None) -> None:
+        flag, found = self.waiting, self.found
+        self.waiting = ""
+        if not self.depth:
+            found.unsure.discard(flag)
+            found.branched.discard(flag)
+        elif flag not in found.flags:
+            found.branched.add(flag)
+        elif found.flags[flag] != value:
+            found.unsure.add(flag)
+        found.flags[flag] = value
 
+    def _assign(self, name: str, sign: str, text: str) -> None:
+        """Outside of branches the last value holds; within them two different values leave the variable open."""
+        if sign == "+=":
+            return
+        value = self._substituted(text)
+        if self.depth and self.variables.get(name, value) != value:
+            self.ambiguous.add(name)
+        elif not self.depth:
+            self.ambiguous.discard(name)
+        self.variables[name] = value
 
-def _tokens(text: str) -> Iterator[str]:
-    return (m[0] for m in _TOKEN.finditer(text))
+    def _substituted(self, text: str) -> str:
+        def value(match: re.Match[str]) -> str:
+            name, default = match[1] or match[3], match[2]
+            if name in self.ambiguous:
+                return match[0]
+            known = self.variables.get(name, default if default is not None else match[0])
+            return known if len(known) <= LONGEST else match[0]
 
+        for _ in range(4):
+            new = _VARIABLE.sub(value, text)
+            if new == text:
+                break
+            text = new
+        return re.sub(r"\$\(\(([^)]*)\)\)", self._computed, text)
 
-def _unquoted(word: str) -> str:
-    return re.sub(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'", lambda m: m[1] if m[1] is not None else m[2], word)
-
-
-def _assign(match: re.Match[str], variables: dict[str, str], ambiguous: set[str], depth: int) -> None:
-    """Outside of branches the last value holds; within them two different values leave the variable open."""
-    name, value = match[1], _substituted(_unquoted(match[3]), variables, ambiguous)
-    if match[2] == "+=":
-        return
-    if depth and variables.get(name, value) != value:
-        ambiguous.add(name)
-    elif not depth:
-        ambiguous.discard(name)
-    variables[name] = value
-
-
-def _substituted(text: str, variables: Mapping[str, str], ambiguous: set[str]) -> str:
-    def value(match: re.Match[str]) -> str:
-        name, default = match[1] or match[3], match[2]
-        if name in ambiguous:
+    def _computed(self, match: re.Match[str]) -> str:
+        """Integer arithmetic, in which bash reads bare names as variables; the text itself where it is none."""
+        body = re.sub(r"[A-Za-z_]\w*", lambda m: self.variables.get(m[0], m[0]), match[1])
+        try:
+            return str(_evaluated(ast.parse(body.replace("/", "//").strip(), mode="eval").body))
+        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
             return match[0]
-        known = variables.get(name, default if default is not None else match[0])
-        return known if len(known) <= LONGEST else match[0]
 
-    for _ in range(4):
-        new = _VARIABLE.sub(value, text)
-        if new == text:
-            break
-        text = new
-    return re.sub(r"\$\(\(([^)]*)\)\)", lambda m: _computed(m, variables), text)
-
-
-def _computed(match: re.Match[str], variables: Mapping[str, str]) -> str:
-    """Integer arithmetic, in which bash reads bare names as variables; the text itself where it is none."""
-    body = re.sub(r"[A-Za-z_]\w*", lambda m: variables.get(m[0], m[0]), match[1])
-    try:
-        tree = ast.parse(body.replace("/", "//").strip(), mode="eval")
-        return str(_evaluated(tree.body))
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
-        return match[0]
+    def _resolved(self, text: str) -> str:
+        """The text with its variables put in; what stays open is noted."""
+        value = self._substituted(text)
+        for match in _UNRESOLVED.finditer(value):
+            name = match[0].strip("${}").removesuffix("[@]").removesuffix("[*]")
+            if name not in self.variables or name in self.ambiguous:
+                self.found.open.append(match[0])
+        return value
 
 
 def _evaluated(node: ast.expr) -> int:
@@ -150,11 +177,15 @@ def _evaluated(node: ast.expr) -> int:
     raise ValueError
 
 
-def _resolved(text: str, variables: Mapping[str, str], ambiguous: set[str], found: Arguments) -> str:
-    """The text with its variables put in; what stays open is noted."""
-    value = _substituted(text, variables, ambiguous)
-    for match in _UNRESOLVED.finditer(value):
-        name = match[0].strip("${}").removesuffix("[@]").removesuffix("[*]")
-        if name not in variables or name in ambiguous:
-            found.open.append(match[0])
-    return value
+def _uncommented(text: str) -> str:
+    """Comments gone (a # at the start of a word), continuations joined."""
+    bare = re.sub(r"(?m)(^|[ \t])#.*$", r"\1", text)
+    return re.sub(r"\\[ \t]*\r?\n", " ", bare)
+
+
+def _tokens(text: str) -> Iterator[str]:
+    return (m[0] for m in _TOKEN.finditer(text))
+
+
+def _unquoted(word: str) -> str:
+    return re.sub(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'", lambda m: m[1] if m[1] is not None else m[2], word)

@@ -72,8 +72,13 @@ def read(document: Document) -> Draft:
     draft = Draft(document.file, "megatron")
     draft.put("stack", "megatron", "(Megatron-LM flags)", "", weak=True)
     found = _shell.arguments(document.text)
+    for flag in found.unsure:
+        draft.ignore(flag, found.flags.pop(flag) or "", "has different values in the branches of the script")
     for flag, value in found.flags.items():
         _flag(draft, flag, value)
+    used = {e.key for e in draft.mapped} | set(networks.FLAGS)
+    for flag in sorted(found.branched & used & set(found.flags)):
+        draft.open(flag, found.flags[flag] or "", "stands in a branch of the script: taken as if it runs")
     for name in found.open:
         shown = any(name in (e.value or "") for e in draft.ignored)
         if not shown and not name.startswith(("$@", "$*", "$#", "$?", "$!", "$(")):
