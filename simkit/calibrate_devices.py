@@ -1,67 +1,37 @@
-"""Fits devices from operator tables: ceilings of matrix products, the streaming rate, the time of a launch; then priors
-for devices that nobody measured.
+"""Fits devices from operator tables: matrix products, fused attention, the streaming rate, the time of a launch; then
+the priors for devices that nobody measured.
 
-Rows: op ``gemm`` (dense, or no op column) with m, n, k, and op ``memory`` with bytes. The shape constants of the law
-(tiles, `TAIL`, `OPERAND`) are the same for every device; per device and dtype two constants are fitted, ``ceiling`` and
-``depth``, by least absolute log error, and per device one ``fraction`` of the datasheet bandwidth and one launch time.
+Rows: op ``gemm`` (dense, or no op column) with m, n, k; ``memory`` with bytes; ``attention_prefill`` and
+``attention_decode``. The shape constants of the laws (`simkit.roofline`) are the same for every device; fitted, by
+least mean absolute log error, are per device
+
+    gemm.<dtype>       ceiling, depth, stream (fraction of the datasheet bandwidth at which products stream)
+    attention.<dtype>  ceiling, depth; of the benchmark: passes, launch_s, and other_engine (a rate relative to it)
+    decode             fraction, launch_s
+    memory, kernel     fraction; seconds
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
+from simkit.calibrate_kernels import GRAPH_REPLAYS, LEAST_ROWS, SIXTEEN_BIT, Row, fit_attention, fit_products, measured
 from simkit.errors import InputError
-from simkit.roofline import Array, Law, matmul_seconds
 from simkit.spec.hardware import Device, Fit
-from simkit.spec.plan import DTYPE_BYTES
-from simkit.spec.priors import DEFAULT_FRACTION, DEFAULT_KERNEL_S, POWER_EXPONENT, pools
+from simkit.spec.priors import (
+    DEFAULT_ATTENTION_DEPTH,
+    DEFAULT_ATTENTION_SHARE,
+    DEFAULT_FRACTION,
+    DEFAULT_KERNEL_S,
+    POWER_EXPONENT,
+    pools,
+)
 
-Row = Mapping[str, str]
-LEAST_ROWS = 4
 STREAMING_BYTES = 256e6
 """Smaller buffers may sit in the second-level cache."""
-GRAPH_REPLAYS = "kernel_aiconfigurator_gemm"
-"""The table taken from CUDA-graph replays: its small products show the device's own time of a launch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Products:
-    """Measured matrix products of one device and dtype."""
-
-    batch: Array
-    m: Array
-    n: Array
-    k: Array
-    seconds: Array
-    tables: tuple[str, ...]
-    replayed: bool
-
-    @property
-    def size(self) -> int:
-        return len(self.seconds)
-
-
-def products(tables: Mapping[str, Sequence[Row]]) -> dict[tuple[str, str], Products]:
-    """{(device, dtype): Products} of all dense matrix products with a time."""
-    found: dict[tuple[str, str], list[tuple[str, tuple[float, ...]]]] = {}
-    for table, rows in tables.items():
-        for row in rows:
-            if row.get("op", "gemm") not in ("gemm", "") or row.get("sparsity", "none") not in ("", "none"):
-                continue
-            if row.get("metric") != "time_s" or not row.get("m") or row.get("dtype") not in DTYPE_BYTES:
-                continue
-            numbers = tuple(float(row.get(c) or 1.0) for c in ("batch", "m", "n", "k", "value"))
-            found.setdefault((row["device"], row["dtype"]), []).append((table, numbers))
-    out = {}
-    for key, entries in sorted(found.items()):
-        batch, m, n, k, seconds = np.array([e[1] for e in entries]).T
-        names = tuple(sorted({e[0] for e in entries}))
-        out[key] = Products(batch=batch, m=m, n=n, k=k, seconds=seconds, tables=names, replayed=GRAPH_REPLAYS in names)
-    return out
 
 
 def fit_devices(tables: Mapping[str, Sequence[Row]], devices: Mapping[str, Device]) -> dict[str, dict[str, Fit]]:
@@ -69,68 +39,27 @@ def fit_devices(tables: Mapping[str, Sequence[Row]], devices: Mapping[str, Devic
     fits: dict[str, dict[str, Fit]] = {name: {} for name in devices}
     for name, fit in fit_memory(tables, devices).items():
         fits[name]["memory"] = fit
-    for (name, dtype), data in products(tables).items():
+    fractions = {n: f["memory"]["fraction"] if "memory" in f else DEFAULT_FRACTION for n, f in fits.items()}
+    for (name, dtype), data in measured(tables, ("gemm",)).items():
         device = devices.get(name)
         if device is None or dtype not in device.peak_flops or data.size < LEAST_ROWS:
             continue
-        memory = fits[name].get("memory")
-        fraction = memory["fraction"] if memory is not None else DEFAULT_FRACTION
-        fits[name][f"gemm.{dtype}"], floor_s = fit_products(data, device, dtype, fraction)
-        if data.replayed and dtype in ("bf16", "fp16"):
+        fits[name][f"gemm.{dtype}"], floor_s = fit_products(data, device, dtype, fractions[name])
+        if floor_s is not None and dtype in SIXTEEN_BIT:
+            note = "launch of graph-replayed products"
             fits[name]["kernel"] = Fit(
-                name="kernel",
-                values={"seconds": floor_s},
-                dataset=data.tables,
-                rows=data.size,
-                note="floor of graph-replayed products",
+                name="kernel", values={"seconds": floor_s}, dataset=(GRAPH_REPLAYS,), rows=data.size, note=note
             )
+    for (name, dtype), data in measured(tables, ("attention_prefill", "attention_decode")).items():
+        device = devices.get(name)
+        if device is None or dtype not in device.peak_flops:
+            continue
+        for fit in fit_attention(data, device, dtype, fractions[name]):
+            fits[name][fit.name] = fit
     return {name: found for name, found in fits.items() if found}
 
 
-def fit_products(data: Products, device: Device, dtype: str, fraction: float) -> tuple[Fit, float]:
-    """(the ``gemm.<dtype>`` Fit, seconds of a launch), by least mean absolute log error."""
-    from scipy.optimize import minimize
-
-    element = DTYPE_BYTES[dtype]
-    stream_s = (
-        data.batch * (data.m * data.k + data.k * data.n + data.m * data.n) * element / (device.memory_Bps * fraction)
-    )
-
-    def predicted(logs: Array) -> Array:
-        ceiling, depth, floor_s = np.exp(logs)
-        law = Law(
-            peak_flops=device.peak_flops[dtype],
-            ceiling=ceiling,
-            depth=depth,
-            sm_count=float(device.sm_count or 1),
-            memory_Bps=device.memory_Bps * fraction,
-        )
-        return np.asarray(np.maximum(matmul_seconds(data.batch, data.m, data.n, data.k, law), stream_s) + floor_s)
-
-    def loss(logs: Array) -> float:
-        if not -3.0 < logs[0] < 0.8 or not 0.0 < logs[1] < 7.0 or not -16.0 < logs[2] < -9.0:
-            return 1e3
-        return float(np.mean(np.abs(np.log(predicted(logs) / data.seconds))))
-
-    starts = [np.log([c, 60.0, 4e-6]) for c in (0.5, 0.8, 1.1)]
-    best = min(
-        (
-            minimize(loss, s, method="Nelder-Mead", options={"xatol": 1e-6, "fatol": 1e-9, "maxiter": 2000})
-            for s in starts
-        ),
-        key=lambda r: float(r.fun),
-    )
-    ceiling, depth, floor_s = np.exp(best.x)
-    residual = np.abs(predicted(best.x) / data.seconds - 1.0)
-    fit = Fit(
-        name=f"gemm.{dtype}",
-        values={"ceiling": float(ceiling), "depth": float(depth)},
-        dataset=data.tables,
-        rows=data.size,
-        valid={c: (float(v.min()), float(v.max())) for c, v in (("m", data.m), ("n", data.n), ("k", data.k))},
-        mape=float(residual.mean()),
-    )
-    return fit, float(floor_s)
+# -- streams -------------------------------------------------------------------------------------------------------
 
 
 def fit_memory(tables: Mapping[str, Sequence[Row]], devices: Mapping[str, Device]) -> dict[str, Fit]:
@@ -177,6 +106,7 @@ def fit_priors(fits: Mapping[str, Mapping[str, Fit]], devices: Mapping[str, Devi
     }
     for pool, members in sorted(ceilings.items()):
         out[pool] = _pooled(pool, members, caps[pool.split(".")[1]])
+    out |= _attention(fits, devices)
     fractions = [f["memory"]["fraction"] for f in fits.values() if "memory" in f]
     launches = [f["kernel"]["seconds"] for f in fits.values() if "kernel" in f]
     out["memory"] = Fit(
@@ -191,6 +121,39 @@ def fit_priors(fits: Mapping[str, Mapping[str, Fit]], devices: Mapping[str, Devi
         rows=len(launches),
         note="median over measured devices",
     )
+    return out
+
+
+def _attention(fits: Mapping[str, Mapping[str, Fit]], devices: Mapping[str, Device]) -> dict[str, Fit]:
+    """``attention`` and ``attention.<architecture>``: the share of the ceiling of 16-bit products that fused attention
+    reaches, and its depth; ``decode``: the fraction of the memory bandwidth that decoding reaches."""
+    listed: dict[str, list[tuple[str, Fit, float]]] = {}
+    for name, found in fits.items():
+        fused = next((found[f"attention.{d}"] for d in SIXTEEN_BIT if f"attention.{d}" in found), None)
+        gemm = next((found[f"gemm.{d}"] for d in SIXTEEN_BIT if f"gemm.{d}" in found), None)
+        if fused is not None and gemm is not None:
+            for pool in ("attention", f"attention.{devices[name].architecture}"):
+                listed.setdefault(pool, []).append((name, fused, fused["ceiling"] / gemm["ceiling"]))
+    out = {
+        pool: Fit(
+            name=pool,
+            values={
+                "share": median(share for _, _, share in members),
+                **{c: median(f[c] for _, f, _ in members) for c in ("depth", "passes", "launch_s")},
+            },
+            rows=len(members),
+            note=f"pooled over {', '.join(n for n, _, _ in members)}",
+            dataset=tuple(sorted({t for _, f, _ in members for t in f.dataset})),
+        )
+        for pool, members in sorted(listed.items())
+    }
+    out.setdefault(
+        "attention", Fit(name="attention", values={"share": DEFAULT_ATTENTION_SHARE, "depth": DEFAULT_ATTENTION_DEPTH})
+    )
+    decoding = [f["decode"] for f in fits.values() if "decode" in f]
+    if decoding:
+        values = {c: median(f[c] for f in decoding) for c in ("fraction", "launch_s")}
+        out["decode"] = Fit(name="decode", values=values, rows=len(decoding), note="median over measured devices")
     return out
 
 

@@ -1,8 +1,13 @@
-"""One row of an operator table, priced: collectives by the network model, products and streams by the roofline."""
+"""One row of an operator table, priced: collectives by the network model, kernels by the roofline.
+
+What a benchmark does beside the kernel it names is told here too (`work`), for `simkit calibrate` fits with the same
+figures that `simkit validate` predicts with.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -10,32 +15,133 @@ import numpy as np
 from simkit import network, roofline
 from simkit.errors import InputError, RefusedError
 from simkit.price import pricing
-from simkit.roofline import Columns
+from simkit.roofline import Columns, Law
 from simkit.spec import load
 from simkit.spec.cluster import cluster as parse_cluster
-from simkit.spec.hardware import Cluster
+from simkit.spec.hardware import Cluster, Device
 from simkit.spec.plan import DTYPE_BYTES
+from simkit.spec.priors import prior
 from simkit.spec.stack import DEFAULT, stack
 
 COLLECTIVES = frozenset(
     {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "send_recv"}
 )
-INTERVAL = {"collective": (0.7, 1.45), "gemm": (0.8, 1.3), "memory": (0.75, 1.3)}
+KERNELS = frozenset({"gemm", "memory", "attention_prefill", "attention_decode"})
+INTERVAL = {"collective": (0.7, 1.45), "gemm": (0.8, 1.3), "memory": (0.75, 1.3), "attention": (0.8, 1.25)}
 """Factors of a 90 % interval per kind of operator, from the residuals that `simkit calibrate` prints."""
+WEIGHT_BYTES = {"int8wo": 1.0, "int4wo": 0.5}
+"""Bytes of a weight where only the weights are quantised and arithmetic is 16-bit."""
+QUANTISED_BYTES = 5.0
+"""Bytes an element of `in` that an engine quantises to fp8 first: reads for the scale (2), reads again (2), writes
+(1)."""
+QUANTISED_KERNELS = 2.0
+ACCUMULATED_BYTES = {"out fp32, accumulates": 6.0, "out bf16, accumulates": 2.0}
+"""Bytes beyond the 2 of an element of `out` that a product which adds to what is there moves."""
+FLASH_ENGINE = "vllm"
+"""The engine whose prefill kernel is the FlashAttention of training."""
+DECODE_FRACTION, PASSES, LAUNCH_S = 0.85, 1.3, 1e-5
+"""Fraction of the memory bandwidth that decoding reaches; how often an engine moves q, k, v and the result beside its
+fused kernel (rotary embedding, cache, layout); its launches: where neither device nor priors say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What one row of a table does. kind: of `roofline.KINDS`; batch, m, n, k, nbytes: of the kernel it names;
+    side_bytes, kernels: moved and launched around it; arithmetic: dtype whose peak counts; engine: free text, as the
+    table gives it; decode: one query a sequence, bound by the cache of keys and values."""
+
+    kind: int
+    batch: float
+    m: float
+    n: float
+    k: float
+    nbytes: float
+    side_bytes: float = 0.0
+    kernels: float = 1.0
+    arithmetic: str = "fp32"
+    engine: str = ""
+    decode: bool = False
+
+
+def work(row: Mapping[str, str]) -> Work:
+    """The Work of a row whose `op` is one of `KERNELS` (an empty one is a gemm). Raises RefusedError for an operator or
+    dtype that is not modelled, InputError for a number that is none."""
+    op, dtype = row.get("op", "") or "gemm", row.get("dtype", "") or "fp32"
+    if op not in KERNELS or row.get("sparsity", "") not in ("", "none"):
+        raise RefusedError(f"op = {op} is not modelled yet")
+    arithmetic = "bf16" if dtype in WEIGHT_BYTES else dtype
+    if arithmetic not in DTYPE_BYTES or dtype in ("int4", "nf4"):
+        raise RefusedError(f"dtype = {dtype} is not modelled yet")
+    if op == "gemm":
+        return _product(row, dtype, arithmetic)
+    if op == "memory":
+        nbytes = _number(row, "bytes")
+        return Work(kind=roofline.MEMORY, batch=0.0, m=0.0, n=0.0, k=0.0, nbytes=nbytes, arithmetic=arithmetic)
+    return _attention(row, op, arithmetic)
+
+
+def _product(row: Mapping[str, str], dtype: str, arithmetic: str) -> Work:
+    batch, m, n, k = (_number(row, c, 1.0 if c == "batch" else 0.0) for c in ("batch", "m", "n", "k"))
+    element = DTYPE_BYTES[arithmetic]
+    nbytes = batch * ((m * k + m * n) * element + k * n * WEIGHT_BYTES.get(dtype, element))
+    engine, notes = row.get("engine", ""), row.get("notes", "")
+    extra = next((b for words, b in ACCUMULATED_BYTES.items() if words in notes), 0.0)
+    quantises = dtype == "fp8" and engine != ""
+    return Work(
+        kind=roofline.GEMM,
+        batch=batch,
+        m=m,
+        n=n,
+        k=k,
+        nbytes=nbytes + extra * batch * m * n,
+        side_bytes=QUANTISED_BYTES * batch * m * k if quantises else 0.0,
+        kernels=1.0 + (QUANTISED_KERNELS if quantises else 0.0),
+        arithmetic=arithmetic,
+        engine=engine,
+    )
+
+
+def _attention(row: Mapping[str, str], op: str, arithmetic: str) -> Work:
+    """Causal attention of q_len queries, the last of kv_len keys, over `batch` sequences."""
+    batch, heads, width = _number(row, "batch", 1.0), _number(row, "heads"), _number(row, "head_dim", 128.0)
+    groups, q, s = _number(row, "kv_heads", heads), _number(row, "q_len", 1.0), _number(row, "kv_len")
+    element = DTYPE_BYTES[arithmetic]
+    cached = DTYPE_BYTES.get(row.get("kv_dtype", ""), element)
+    queries, keys = 2.0 * batch * q * heads * width * element, 2.0 * batch * s * groups * width
+    seen = 1.0 - (q - 1.0) / (2.0 * s) if s else 0.0
+    decode = op == "attention_decode"
+    return Work(
+        kind=roofline.ATTENTION,
+        batch=batch * heads,
+        m=q,
+        n=s,
+        k=2.0 * width * seen,
+        nbytes=queries + keys * cached,
+        side_bytes=0.0 if decode else queries + keys * element,
+        arithmetic=arithmetic,
+        engine=row.get("engine", ""),
+        decode=decode,
+    )
+
+
+def resident(nbytes: float, device: Device) -> float:
+    """Bytes of device memory that would take as long: what a benchmark repeats on the same buffers stays in a
+    second-level cache that holds all of it."""
+    return nbytes / roofline.L2_SPEED if device.l2_bytes and nbytes <= device.l2_bytes else nbytes
 
 
 def predict_operator(
     row: Mapping[str, str], *, profiles: tuple[str, ...] = (), calibration: bool = True
 ) -> tuple[float, float, float]:
     """(predicted, low, high) of a row with an `op`. Raises RefusedError for an operator that is not modelled."""
-    op = row["op"]
+    op = row.get("op", "") or "gemm"
     if op in COLLECTIVES:
         value, _ = network.predict_row(row, _cluster(row, profiles, calibration))
         kind = "collective"
-    elif op in ("gemm", "memory") and row.get("sparsity", "") in ("", "none"):
-        value, kind = _compute(row, profiles, calibration), op
     else:
-        raise RefusedError(f"op = {op} is not modelled yet")
+        device = load.device(row.get("device", ""), profiles=profiles, calibration=calibration)
+        value = _compute(work(row), device, calibration)
+        kind = op.partition("_")[0]
     low, high = INTERVAL[kind]
     if row.get("metric") == "busbw":
         low, high = 1.0 / high, 1.0 / low
@@ -80,28 +186,43 @@ def _number(row: Mapping[str, str], key: str, default: float = 0.0) -> float:
         raise InputError("is not a number", key=key, value=text) from None
 
 
-def _compute(row: Mapping[str, str], profiles: tuple[str, ...], calibration: bool) -> float:
-    dtype = row.get("dtype", "") or "fp32"
-    if dtype not in DTYPE_BYTES or dtype in ("int4", "nf4"):
-        raise RefusedError(f"dtype = {dtype} is not modelled yet")
-    law = pricing(
-        load.device(row.get("device", ""), profiles=profiles, calibration=calibration),
-        dtype,
-        stack(DEFAULT),
-        calibration=calibration,
-    ).law
-    batch, m, n, k = (_number(row, c, 1.0 if c == "batch" else 0.0) for c in ("batch", "m", "n", "k"))
-    product = row["op"] == "gemm"
-    nbytes = (
-        batch * (m * k + k * n + m * n) * DTYPE_BYTES[dtype] if product else _number(row, "bytes") / law.elementwise
-    )
+def _compute(done: Work, device: Device, calibration: bool) -> float:
+    """Seconds of a kernel and of what surrounds it."""
+    law = pricing(device, done.arithmetic, stack(DEFAULT), calibration=calibration).law
+    if done.kind == roofline.ATTENTION:
+        return _fused(done, device, law, calibration)
+    around_s = done.side_bytes / law.memory_Bps + (done.kernels - 1.0) * law.kernel_s
+    counted = law.elementwise if done.kind == roofline.MEMORY else 1.0
+    return around_s + _kernel(done, resident(done.nbytes, device) / counted, 1.0, law)
+
+
+def _fused(done: Work, device: Device, law: Law, calibration: bool) -> float:
+    """Attention in an inference engine: its kernel, and what the engine launches and moves around it."""
+    fits = device.calibration if calibration else {}
+
+    def constant(name: str, pool: str, key: str, default: float) -> float:
+        return fits[name].get(key, default) if name in fits else prior(pool, key, default)
+
+    nbytes = resident(done.nbytes, device)
+    if done.decode:
+        fraction = constant("decode", "decode", "fraction", DECODE_FRACTION)
+        return nbytes / (device.memory_Bps * fraction) + constant("decode", "decode", "launch_s", LAUNCH_S)
+    name, launch = f"attention.{done.arithmetic}", "launch_s"
+    if done.engine != FLASH_ENGINE and "other_engine" in (fits[name].values if name in fits else {}):
+        law = replace(law, attention_ceiling=law.attention_ceiling * fits[name]["other_engine"])
+        launch = "other_launch_s"
+    around_s = constant(name, "attention", "passes", PASSES) * done.side_bytes / law.memory_Bps
+    return around_s + constant(name, "attention", launch, LAUNCH_S) + _kernel(done, nbytes, 0.0, law)
+
+
+def _kernel(done: Work, nbytes: float, kernels: float, law: Law) -> float:
     columns = Columns(
-        kind=np.array([roofline.GEMM if product else roofline.MEMORY], dtype=np.int8),
-        batch=np.array([batch if product else 0.0]),
-        m=np.array([m]),
-        n=np.array([n]),
-        k=np.array([k]),
+        kind=np.array([done.kind], dtype=np.int8),
+        batch=np.array([done.batch]),
+        m=np.array([done.m]),
+        n=np.array([done.n]),
+        k=np.array([done.k]),
         nbytes=np.array([nbytes]),
-        kernels=np.array([1.0]),
+        kernels=np.array([kernels]),
     )
     return float(roofline.seconds(columns, law)[0][0])

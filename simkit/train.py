@@ -223,7 +223,7 @@ def _priced(
     backward, _ = tensor.share(program.backward, at, degrees)
     tf, math_f = roofline.seconds(forward, law)
     tb, math_b = roofline.seconds(backward, law)
-    fused_f, fused_b = program.forward.kind == roofline.ATTENTION, program.backward.kind == roofline.ATTENTION
+    fused_f, fused_b = program.forward.kind == roofline.ATTENTION, program.backward.kind == roofline.ATTENTION_GRAD
     if degrees.cp > 1 and causal:
         # Contiguous shards of a causal ring: the last rank attends to everything before it.
         last = 2.0 - 1.0 / degrees.cp

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simkit.program import DIVIDES, Ops, Program
-from simkit.roofline import ATTENTION, MEMORY, Array, Columns
+from simkit.roofline import ATTENTION, ATTENTION_GRAD, MEMORY, Array, Columns
 
 Num = Any
 Mask = NDArray[np.bool_]
@@ -98,7 +98,7 @@ def share(ops: Ops, at: Array, degrees: Degrees) -> tuple[Columns, Array]:
     rb = batch / over(heads, t) / over(experts, x)
     after = rm * rk + rk * rn + rm * rn
     ratio = np.divide(after * rb, before * batch, out=np.ones_like(after * rb), where=(before * batch) > 0)
-    fused = ops.kind == ATTENTION
+    fused = (ops.kind == ATTENTION) | (ops.kind == ATTENTION_GRAD)
     plain = rules.products & ~heads & ~fused
     sharded = heads | rules.along["bytes"]
     moved = nbytes * np.where(plain, ratio, 1.0) / over(sharded, t) / over(rules.along["sequence"], sp)

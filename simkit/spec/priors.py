@@ -24,6 +24,8 @@ DEFAULT_CEILING = 0.90
 DEFAULT_DEPTH = 60.0
 DEFAULT_FRACTION = 0.80
 DEFAULT_KERNEL_S = 3e-6
+DEFAULT_ATTENTION_SHARE = 0.7
+DEFAULT_ATTENTION_DEPTH = 300.0
 POWER_EXPONENT = 0.45
 
 
@@ -56,17 +58,34 @@ def _shipped() -> Mapping[str, Fit]:
     return {k: fit(k, v, "priors.toml") for k, v in tomllib.loads(text).get("calibration", {}).items()}
 
 
+def flop_per_clock(device: Device, flops: float) -> float | None:
+    """FLOP that one processor (SM) does per clock at a peak of `flops`, to the power of two; None where a fact is
+    missing."""
+    if not (flops and device.sm_count and device.boost_hz):
+        return None
+    return float(2 ** round(math.log2(flops / (device.sm_count * device.boost_hz))))
+
+
 def pools(device: Device, dtype: str) -> tuple[str, ...]:
     """Names of the priors a device and dtype belong to, closest first: same processor (architecture and FLOP per clock
     of one SM: an A100 is another chip than an A40, and a GeForce runs at half of its silicon's rate), same
     architecture, all devices."""
     arithmetic = "fp32" if dtype == "fp32" else "tensor"
     names = [f"gemm.{arithmetic}.{device.architecture}", f"gemm.{arithmetic}"]
-    peak_flops = device.peak_flops.get(dtype)
-    if peak_flops and device.sm_count and device.boost_hz:
-        per_clock = 2 ** round(math.log2(peak_flops / (device.sm_count * device.boost_hz)))
-        names.insert(0, f"{names[0]}.{per_clock}")
+    per_clock = flop_per_clock(device, device.peak_flops.get(dtype, 0.0))
+    if per_clock is not None:
+        names.insert(0, f"{names[0]}.{per_clock:.0f}")
     return tuple(names)
+
+
+def attention_prior(device: Device, ceiling: float) -> tuple[float, float]:
+    """(ceiling, depth) of fused attention nobody measured: its share of the ceiling of matrix products, per
+    architecture or pooled over all."""
+    table = priors()
+    prior = table.get(f"attention.{device.architecture}") or table.get("attention")
+    if prior is None:
+        return DEFAULT_ATTENTION_SHARE * ceiling, DEFAULT_ATTENTION_DEPTH
+    return prior["share"] * ceiling, prior["depth"]
 
 
 def gemm_prior(device: Device, dtype: str, peak_flops: float) -> tuple[float, float, str]:

@@ -8,7 +8,7 @@ flash  the same products over the unmasked part alone: s²/2 with a causal mask,
 from __future__ import annotations
 
 from simkit.program import BS, BSS, ONE, ZERO, B, Node, Op, S, matmul
-from simkit.roofline import ATTENTION, Array
+from simkit.roofline import ATTENTION, ATTENTION_GRAD, Array
 from simkit.workloads._pieces import FP32_BYTES, Writer
 
 FLASH_BACKWARD = 2.5
@@ -46,11 +46,11 @@ def _flash(writer: Writer, module: str, operands: Array, result: Array, *, causa
     elif causal:
         width *= 0.5
 
-    def kernel(name: str, factor: float, nbytes: Array, saved: Array = ZERO) -> Op:
+    def kernel(name: str, kind: int, factor: float, nbytes: Array, saved: Array = ZERO) -> Op:
         return matmul(
             name,
             module,
-            kind=ATTENTION,
+            kind=kind,
             batch=B * spec.heads,
             m=m,
             n=n,
@@ -62,8 +62,8 @@ def _flash(writer: Writer, module: str, operands: Array, result: Array, *, causa
         )
 
     moved = operands + result
-    forward = kernel("flash", 1.0, moved, operands + BS * (FP32_BYTES * spec.heads))
-    return Node((forward,), (kernel("flash.grad", FLASH_BACKWARD, 2.0 * moved),))
+    forward = kernel("flash", ATTENTION, 1.0, moved, operands + BS * (FP32_BYTES * spec.heads))
+    return Node((forward,), (kernel("flash.grad", ATTENTION_GRAD, FLASH_BACKWARD, 2.0 * moved),))
 
 
 def _math(writer: Writer, module: str) -> list[Node]:

@@ -16,7 +16,7 @@ branch of a gated MLP); where a product has kept one of that size it is the same
 from __future__ import annotations
 
 from simkit.program import ONE, ZERO, B, Node, Op, Program, Recorder, matmul, stream
-from simkit.roofline import ATTENTION, CONV, GEMM, Array
+from simkit.roofline import ATTENTION, ATTENTION_GRAD, CONV, GEMM, Array
 from simkit.spec.model import Model, TracedOp, TracedSpec
 from simkit.workloads import Numerics
 
@@ -98,7 +98,7 @@ def _attention(op: TracedOp, numerics: Numerics) -> Node:
         op.name, "attention", kind=ATTENTION, batch=batch, m=m, n=n, k=k, flops=flops, nbytes=nbytes, saved=nbytes,
     )
     backward = matmul(
-        f"{op.name}.grad", "attention", kind=ATTENTION, batch=batch, m=m, n=n, k=k * ATTENTION_BACKWARD,
+        f"{op.name}.grad", "attention", kind=ATTENTION_GRAD, batch=batch, m=m, n=n, k=k * ATTENTION_BACKWARD,
         flops=flops * ATTENTION_BACKWARD, nbytes=2.0 * nbytes,
     )
     return Node((forward,), (backward,))
