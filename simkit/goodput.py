@@ -162,6 +162,43 @@ def asked(scenario: Scenario) -> bool:
     return any(scenario.given(name) for name in (*FAILURE_FIELDS, *_LENGTH))
 
 
+def terms(
+    *,
+    mtbf_s: ArrayLike,
+    size_bytes: ArrayLike,
+    rate_Bps: ArrayLike,
+    restart_s: ArrayLike,
+    interval_s: ArrayLike | None = None,
+    duration_s: ArrayLike | None = None,
+) -> dict[str, Array]:
+    """Every figure of `failures` as arrays. mtbf_s: of the whole job; interval_s: the exact optimum unless given;
+    duration_s: the time without failures, for the expected one (infinite where nothing is ever finished)."""
+    mtbf, size, rate, restart = _floats(mtbf_s, size_bytes, rate_Bps, restart_s)
+    dump = size / rate
+    best = optimum_s(checkpoint_s=dump, mtbf_s=mtbf)
+    interval = best if interval_s is None else np.asarray(interval_s, dtype=float)
+    split = shares(interval_s=interval, checkpoint_s=dump, restart_s=restart, mtbf_s=mtbf)
+    found = {
+        "system_mtbf_s": mtbf,
+        "failures_per_day": 86400.0 / mtbf,
+        "checkpoint_bytes": size,
+        "checkpoint_s": dump,
+        "restart_s": restart,
+        "checkpoint_interval_s": interval,
+        "young_interval_s": young_s(checkpoint_s=dump, mtbf_s=mtbf),
+        "optimal_interval_s": best,
+        "goodput": split["goodput"],
+        "checkpoint_fraction": split["checkpoint"],
+        "restart_fraction": split["restart"],
+        "lost_work_fraction": split["lost_work"],
+    }
+    if duration_s is not None:
+        with np.errstate(divide="ignore", over="ignore"):
+            expected = np.asarray(duration_s, dtype=float) / split["goodput"]
+        found |= {"expected_failures": expected / mtbf, "expected_duration_s": expected}
+    return found
+
+
 def failures(
     scenario: Scenario, *, plan: Plan, params: float, gpus: int, autocast: bool, figures: Mapping[str, float]
 ) -> tuple[dict[str, float], list[str], list[str]]:
@@ -175,35 +212,23 @@ def failures(
     notes: list[str] = []
     warnings: list[str] = []
     mtbf_s, size, rate, restart = _inputs(scenario, plan, params, gpus, autocast, notes)
-    dump = size / rate
-    best = float(optimum_s(checkpoint_s=dump, mtbf_s=mtbf_s))
-    interval = float(scenario.get("checkpoint_interval_s", best))
-    if not scenario.given("checkpoint_interval_s"):
-        notes.append(f"checkpoint_interval_s = {interval:.4g}: the optimum for these failures and this checkpoint")
-    split = shares(interval_s=interval, checkpoint_s=dump, restart_s=restart, mtbf_s=mtbf_s)
-    useful = float(split["goodput"])
-    found = {
-        "system_mtbf_s": mtbf_s,
-        "failures_per_day": 86400.0 / mtbf_s,
-        "checkpoint_bytes": size,
-        "checkpoint_s": dump,
-        "restart_s": restart,
-        "checkpoint_interval_s": interval,
-        "young_interval_s": float(young_s(checkpoint_s=dump, mtbf_s=mtbf_s)),
-        "optimal_interval_s": best,
-        "goodput": useful,
-        "checkpoint_fraction": float(split["checkpoint"]),
-        "restart_fraction": float(split["restart"]),
-        "lost_work_fraction": float(split["lost_work"]),
-    }
+    interval = scenario.get("checkpoint_interval_s")
+    arrays = terms(
+        mtbf_s=mtbf_s, size_bytes=size, rate_Bps=rate, restart_s=restart, interval_s=interval,
+        duration_s=figures.get("duration_s"),
+    )  # fmt: skip
+    found = {name: float(value) for name, value in arrays.items()}
+    useful, dump = found["goodput"], found["checkpoint_s"]
+    if interval is None:
+        best = found["checkpoint_interval_s"]
+        notes.append(f"checkpoint_interval_s = {best:.4g}: the optimum for these failures and this checkpoint")
     if useful < 0.5:
         warnings.append(
             f"failures leave {useful:.1%} of the time as useful work: "
             f"one every {format_s(mtbf_s)}, a checkpoint takes {format_s(dump)}"
         )
-    if useful > 0.0 and "duration_s" in figures:
-        expected = figures["duration_s"] / useful
-        found |= {"expected_failures": expected / mtbf_s, "expected_duration_s": expected}
+    if "expected_duration_s" in found:
+        expected = found["expected_duration_s"]
         if "cost_usd_per_hour" in figures:
             found["expected_cost_usd"] = expected / 3600.0 * figures["cost_usd_per_hour"]
         if "power_w" in figures:
