@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from simkit.evaluate import Evaluation, evaluate, is_sharded
 from simkit.memory import divisors
+from simkit.schedules import interleaved
 from simkit.spec.model import TransformerSpec
 from simkit.spec.plan import Plan
 from simkit.spec.resolve import Resolved
@@ -27,9 +28,20 @@ GAIN = 1.10
 
 
 def planned(resolved: Resolved) -> Resolved:
-    """The same with every open field chosen and stated. Raises nothing: what does not fit stays an answer."""
-    if not resolved.open:
-        return resolved
+    """The same with every open field chosen and stated; what does not fit stays an answer.
+
+    Raises InputError for micro-batches that the interleaved schedule of the stack cannot take.
+    """
+    chosen = _chosen(resolved) if resolved.open else resolved
+    plan = chosen.plan
+    if plan.vpp > 1:
+        interleaved.group(
+            stages=plan.pp, micro_batches=plan.grad_accum, flexible=not resolved.stack.strict_interleaving
+        )
+    return chosen
+
+
+def _chosen(resolved: Resolved) -> Resolved:
     chosen = resolved
     if "method" in chosen.open:
         chosen = replace(chosen, plan=replace(chosen.plan, method="s-sgd"))
@@ -63,6 +75,8 @@ def _batched(resolved: Resolved) -> Resolved:
         )
     if "grad_accum" in resolved.open:
         accum = max(per_rank // plan.micro_batch, 1)
+        if plan.vpp > 1 and total is None:
+            accum = -(-accum // plan.pp) * plan.pp
         plan = replace(plan, grad_accum=accum)
         if total is None:
             notes.append(

@@ -4,7 +4,7 @@ With n elements of optimizer state a rank owns, N_s elements of its stage, S of 
 
     optimizer   gradients go down micro-batch by micro-batch beside back-propagation (2 n bytes at S); the host updates
                 30 bytes an element (fp32 weight and both moments read and written, gradient read, 16-bit copy written)
-                for all ranks of a node at once; 16-bit weights come back (2 n at S)
+                with the threads each rank has; 16-bit weights come back (2 n at S)
     params      besides, the weights of a rank (its shard under ZeRO-3) come up for each forward and backward pass,
                 beside compute
 
@@ -32,10 +32,13 @@ PINNED = 0.8
 """Share of the slot's rate that copies from and to pinned memory reach: assumed, as NCCL's staged copies and CUDA's
 bandwidthTest do."""
 HOST_ADAM_BYTES = 30.0
-HOST_ADAM_Bps = 11e9
-"""Rate at which the processors of one node carry those bytes, all ranks together: end to end, of a public table of
-LLaMA-7B on 8 A800 (DeepSpeed 0.14.2): offload adds 20.1 s (ZeRO-2) and 16.8 s (ZeRO-3) to a step, 202 GB of state. A
-launcher gives each rank few threads; the ZeRO-Offload paper, with all cores for one rank, nears the memory's rate."""
+HOST_Bps = 100e9
+"""Rate at which the processors of a node carry those bytes for a single rank, which has all of them: assumed, half of
+what eight channels of DDR4-3200 in each of two sockets move (ZeRO-Offload's CPU-Adam is bound by memory)."""
+THREAD_Bps = 1.4e9
+"""The same for each of several ranks, to which launchers give one thread (torchrun sets OMP_NUM_THREADS=1). End to end,
+of a public table of LLaMA-7B on 8 A800 (DeepSpeed 0.14.2): offload adds 20.1 s (ZeRO-2) and 16.8 s (ZeRO-3) to a step,
+202 GB of state over eight ranks."""
 STATE_BYTES = 12.0
 """fp32 master weight and two moments, one direction."""
 WEIGHT_BYTES = 2.0
@@ -71,7 +74,8 @@ def offloaded(
     stage[-1] += params.after
     if on_host:
         ranks = max(g.gpus_per_node for g in cluster.groups)
-        update_s = ranks * state * HOST_ADAM_BYTES / HOST_ADAM_Bps * scales.host_s + state * WEIGHT_BYTES / slot
+        rate = THREAD_Bps if ranks > 1 else HOST_Bps
+        update_s = state * HOST_ADAM_BYTES / rate * scales.host_s + state * WEIGHT_BYTES / slot
         down_s = stage * WEIGHT_BYTES / slot / (shard_ranks(plan) if plan.zero >= 2 else 1)
     else:
         update_s = state * STATE_BYTES / slot

@@ -34,6 +34,7 @@ _KEYS = frozenset(
         "scatter_gather",
         "host_optimizer",
         "vocab_multiple",
+        "strict_interleaving",
         "sources",
     }
 )
@@ -48,7 +49,8 @@ class Stack:
     weights are cast at each use rather than kept in the dtype of the arithmetic; accumulation_passes: gradients read
     and written, in elements a parameter and micro-batch, to add them to those of earlier micro-batches.
     host_optimizer: an offloaded optimizer runs on the host's processors (false: its state streams through the device);
-    vocab_multiple: the vocabulary is padded to a multiple of this for each tensor-parallel rank.
+    vocab_multiple: the vocabulary is padded to a multiple of this for each tensor-parallel rank; strict_interleaving:
+    interleaved pipelines take a multiple of pp micro-batches only.
     calibration holds at most three fitted constants a file, of ``eager`` (elementwise, host_kernel_s, step_s), ``conv``
     (fp32, tensor) and ``message`` (seconds)."""
 
@@ -68,6 +70,7 @@ class Stack:
     scatter_gather: bool = False
     host_optimizer: bool = True
     vocab_multiple: int = 1
+    strict_interleaving: bool = False
     sources: Mapping[str, str]
     calibration: Mapping[str, Fit]
     file: str = ""
@@ -113,6 +116,7 @@ def _stack(name: str, profiles: tuple[str, ...]) -> Stack:
         accumulation_passes=float(table.get("accumulation_passes", 3.0)),
         host_optimizer=bool(table.get("host_optimizer", True)),
         vocab_multiple=int(table.get("vocab_multiple", 1)),
+        strict_interleaving=bool(table.get("strict_interleaving", False)),
         reduce_dtype=str(table.get("reduce_dtype", "fp32")),
         sources=MappingProxyType(dict(table.get("sources", {}))),
         calibration=MappingProxyType({k: fit(k, v, file) for k, v in fits.items()}),
