@@ -202,7 +202,7 @@ def predict_line(
     line: Mapping[str, str], *, models: tuple[str, ...], profiles: tuple[str, ...], calibration: bool, file: str = ""
 ) -> tuple[float, float | None, float | None]:
     """(predicted, low, high) of one row. Raises InputError or RefusedError with the reason."""
-    if line.get("op"):
+    if line.get("op") or all(line.get(side) for side in ("m", "n", "k")):
         from simkit.operators import predict_operator
 
         return predict_operator(line, profiles=profiles, calibration=calibration)
