@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from simkit.exchange import Exchange, Method, exchange
-from simkit.memory import exchange_bytes, memory
+from simkit.memory import exchange_bytes, memory, staged
 from simkit.price import UNSCALED, Compute, Pricing, Scales, compute, optimizer_seconds, pricing, scaled
 from simkit.program import Program
 from simkit.report import Memory
@@ -272,16 +272,34 @@ def weigh(
     """The memory verdict on the device that has the least of it. advise: look for a way out of what does not fit."""
     smallest = min(resolved.cluster.devices, key=lambda d: d.memory_bytes)
     reserve = float(resolved.scenario.get("memory_reserve_gib", 0.0)) * GIB
+    exchanged = _exchange_bytes(model, Method.of(plan))
+    if staged(plan, model):
+        return memory(
+            work, model, plan=plan, device=smallest, compute=cost, exchange_bytes=exchanged, reserve_bytes=reserve,
+            advise=advise,
+        )  # fmt: skip
+    # Plain data parallelism weighs the same however many micro-batches a step has; only the way out reads it.
+    found = _weighed(work, model, _single(plan), smallest, cost, exchanged, reserve)
+    if found.fits or not advise:
+        return found
     return memory(
-        work,
-        model,
-        plan=plan,
-        device=smallest,
-        compute=cost,
-        exchange_bytes=_exchange_bytes(model, Method.of(plan)),
-        reserve_bytes=reserve,
-        advise=advise,
+        work, model, plan=plan, device=smallest, compute=cost, exchange_bytes=exchanged, reserve_bytes=reserve
     )
+
+
+@lru_cache(maxsize=1024)
+def _single(plan: Plan) -> Plan:
+    return replace(plan, grad_accum=1)
+
+
+@lru_cache(maxsize=1024)
+def _weighed(
+    work: Program, model: Model, plan: Plan, device: Device, cost: Compute, exchanged: float, reserve: float
+) -> Memory:
+    return memory(
+        work, model, plan=plan, device=device, compute=cost, exchange_bytes=exchanged, reserve_bytes=reserve,
+        advise=False,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=256)

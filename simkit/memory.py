@@ -273,8 +273,13 @@ def exchange_bytes(model: Model, plan: Plan) -> float:
     if plan.dp <= 1:
         return 0.0
     module = plugins.get("simkit.compressors", plan.method)
-    shapes = tuple((t.shape[0] * t.repeat, *t.shape[1:]) for t in model.tensors)
-    return float(sum(module.memory_bytes(shapes, plan=plan, ranks=plan.dp).values()))
+    return float(sum(module.memory_bytes(_shapes(model), plan=plan, ranks=plan.dp).values()))
+
+
+@lru_cache(maxsize=64)
+def _shapes(model: Model) -> tuple[tuple[int, ...], ...]:
+    """The shapes of the gradients; equal experts stand as one tall matrix."""
+    return tuple((t.shape[0] * t.repeat, *t.shape[1:]) for t in model.tensors)
 
 
 def _hopeless(plan: Plan, capacity: float, fixed: Mapping[str, float], least_bytes: float) -> str:

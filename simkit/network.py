@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -74,7 +75,10 @@ class _Line:
     per_byte_s: Num
 
     def seconds(self, nbytes: Num) -> Num:
-        return self.latency_s + self.root * np.sqrt(nbytes) + nbytes * self.per_byte_s
+        t = self.latency_s + nbytes * self.per_byte_s
+        if isinstance(self.root, np.ndarray) or self.root != 0.0:
+            t = t + self.root * np.sqrt(nbytes)
+        return t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,18 +97,12 @@ def _tiers(op: str, at: Placement, cluster: Cluster, engine: str) -> _Tiers:
         raise InputError("is needed by ranks of one node", key="intra", hint="name a link profile or RATE@LATENCY")
     if across and cluster.inter is None:
         raise InputError("is needed by ranks on several nodes", key="inter", hint="name a link profile or RATE@LATENCY")
-    intra, inter = _FREE, _LOCAL
-    if inside and cluster.intra:
-        intra = slowest([_inner_law(op, at, cluster, d, cluster.intra, engine) for d in at.devices])
+    intra, intra_spB = (_FREE, 0.0) if not inside or cluster.intra is None else _inner(op, at, cluster, engine)
+    inter, inter_spB = _LOCAL, 0.0
     if across and cluster.inter:
         inter = slowest([law(cluster.inter, op, d.name) for d in at.devices])
-    rate = _node_Bps(at, cluster, inter) if across else math.inf
-    return _Tiers(
-        intra=intra,
-        inter=inter,
-        intra_spB=np.where(at.per_node > 1, 1 / intra.rate_Bps(np.maximum(at.per_node, 2)), 0.0)[()],
-        inter_spB=np.where(at.nodes > 1, 1 / rate, 0.0)[()],
-    )
+        inter_spB = _only(at.nodes > 1, 1 / _node_Bps(at, cluster, inter))
+    return _Tiers(intra=intra, inter=inter, intra_spB=intra_spB, inter_spB=inter_spB)
 
 
 def _any(truth: Any) -> bool:
@@ -112,10 +110,51 @@ def _any(truth: Any) -> bool:
     return truth if isinstance(truth, bool) else bool(np.any(truth))
 
 
-def _inner_law(op: str, at: Placement, cluster: Cluster, device: Device, link: Link, engine: str) -> Law:
+def _many(first: Num, second: Num = 0) -> bool:
+    return isinstance(first, np.ndarray) or isinstance(second, np.ndarray)
+
+
+def _only(truth: Any, value: Num) -> Num:
+    """The value where something is true, else 0; numbers stay numbers, which are ten times faster than arrays of
+    one."""
+    if isinstance(truth, bool):
+        return value if truth else 0.0
+    return np.where(truth, value, 0.0)[()]
+
+
+def _least(first: Num, second: Num) -> Num:
+    return np.minimum(first, second) if _many(first, second) else min(first, second)
+
+
+def _most(first: Num, second: Num) -> Num:
+    return np.maximum(first, second) if _many(first, second) else max(first, second)
+
+
+def _root_of(value: Num) -> Num:
+    return np.sqrt(value) if _many(value) else math.sqrt(value)
+
+
+def _inner(op: str, at: Placement, cluster: Cluster, engine: str) -> tuple[Law, Num]:
+    """The law inside the node and its seconds per byte; the same for every network between the nodes."""
+    if cluster.intra is None:
+        return _FREE, 0.0
+    found = _within.__wrapped__ if _many(at.per_node, cluster.intra.Bps) else _within
+    answer: tuple[Law, Num] = found(op, at.per_node, at.devices, cluster.intra, cluster.p2p, engine)
+    return answer
+
+
+@lru_cache(maxsize=1024)
+def _within(
+    op: str, per_node: Num, devices: tuple[Device, ...], link: Link, p2p: bool, engine: str
+) -> tuple[Law, Num]:
+    found = slowest([_inner_law(op, per_node, p2p, device, link, engine) for device in devices])
+    return found, _only(per_node > 1, 1 / found.rate_Bps(_most(per_node, 2)))
+
+
+def _inner_law(op: str, per_node: Num, p2p: bool, device: Device, link: Link, engine: str) -> Law:
     """The law inside the node; a bridge joins only `max_ranks` cards, a larger group also crosses the PCIe slots."""
-    if link.max_ranks is None or np.max(at.per_node) <= link.max_ranks:
-        staged = not cluster.p2p and link.transport == "pcie"
+    if link.max_ranks is None or np.max(per_node) <= link.max_ranks:
+        staged = not p2p and link.transport == "pcie"
         return law(link, op, device.name, staged=staged, engine=engine)
     slot = f"PCIe {device.pcie_generation} x{device.pcie_lanes}"
     rate = slot_Bps(device)
@@ -132,21 +171,22 @@ def slot_Bps(device: Device) -> float:
 def _node_Bps(at: Placement, cluster: Cluster, inter: Law) -> Num:
     """What the NICs of a node carry for this group in one direction, in byte/s."""
     gpus = min(g.gpus_per_node for g in cluster.groups)
-    nics = np.minimum(cluster.nics_per_node / at.sharing, at.per_node * -(-cluster.nics_per_node // gpus))
+    nics = _least(cluster.nics_per_node / at.sharing, at.per_node * -(-cluster.nics_per_node // gpus))
     wide_area = cluster.inter is not None and cluster.inter.scope == "wan"
     rate = inter.rate_Bps(at.nodes) * (1 if wide_area else nics)
     bus_Bps = min(map(slot_Bps, at.devices), default=math.inf)
-    rate = np.minimum(rate, at.per_node * bus_Bps)
+    rate = _least(rate, at.per_node * bus_Bps)
     if not cluster.p2p:
-        rate = np.minimum(rate, np.minimum(at.per_node, np.ceil(nics)) * _host_Bps(at, cluster, bus_Bps))
+        up = np.ceil(nics) if _many(nics) else math.ceil(nics)
+        rate = _least(rate, _least(at.per_node, up) * _host_Bps(at.devices, cluster.intra, bus_Bps))
     return rate
 
 
-def _host_Bps(at: Placement, cluster: Cluster, bus_Bps: float) -> float:
+def _host_Bps(devices: tuple[Device, ...], intra: Link | None, bus_Bps: float) -> float:
     """The rate of one GPU's traffic through host memory: the staged law of the bus, or half of the slot's rate."""
-    if cluster.intra is None or cluster.intra.transport != "pcie":
+    if intra is None or intra.transport != "pcie":
         return bus_Bps * STAGED[0]
-    laws = [law(cluster.intra, "all_reduce", d.name, staged=True) for d in at.devices]
+    laws = [law(intra, "all_reduce", d.name, staged=True) for d in devices]
     return float(np.min([one.rate_Bps(2) for one in laws]))
 
 
@@ -155,30 +195,31 @@ def _ring_line(op: str, at: Placement, t: _Tiers) -> _Line:
     share = ring.wire_bytes(op, ranks=at.ranks, nbytes=1.0)
     latency = t.intra.a_s * some(at.per_node) + f * ((at.ranks - at.nodes) * t.intra.step_s)
     latency = latency + f * (at.nodes - 1) * t.inter.step_s + t.inter.a_s * some(at.nodes)
-    per_byte = share * np.maximum(t.intra_spB, t.inter_spB)
+    per_byte = share * _most(t.intra_spB, t.inter_spB)
     if op == "all_to_all":
         # Each rank keeps the blocks of its own node off the NICs; all ranks of the node share them for the rest.
         inner = (at.per_node - 1) / at.ranks * t.intra_spB
         outer = (at.ranks - at.per_node) / at.ranks * at.per_node * t.inter_spB
-        per_byte = np.maximum(inner, outer)
+        per_byte = _most(inner, outer)
     return _Line(algorithm="ring", latency_s=latency, root=_root(at, t, share, share), per_byte_s=per_byte)
 
 
 def _root(at: Placement, t: _Tiers, inner_share: Num, outer_share: Num) -> Num:
-    inner = t.intra.ramp(np.maximum(at.per_node, 2)) * some(at.per_node) * np.sqrt(inner_share)
-    return inner + t.inter.ramp(at.nodes) * some(at.nodes) * np.sqrt(outer_share)
+    inner = t.intra.ramp(_most(at.per_node, 2)) * some(at.per_node) * _root_of(inner_share)
+    return inner + t.inter.ramp(at.nodes) * some(at.nodes) * _root_of(outer_share)
 
 
 def _double_tree_line(op: str, at: Placement, t: _Tiers, cluster: Cluster) -> _Line:
     check(op, plugins.get("simkit.collectives", "double-tree").OPS, "double-tree")
-    inner, outer = np.minimum(at.per_node - 1, 2), np.minimum(at.nodes - 1, 2)
+    inner, outer = _least(at.per_node - 1, 2), _least(at.nodes - 1, 2)
     if cluster.intra is not None and cluster.intra.transport == "pcie":
         # Two nodes could exchange S instead of 2 S, and on NVLink nodes they do. On PCIe nodes the measured exchange of
         # two nodes is a ring's (4 RTX 2080 Ti each, 10 GbE: 1.15 GB/s of bus bandwidth), as NCCL's 2 S/B would have it.
-        outer = np.where(at.per_node > 1, 2 * some(at.nodes), outer)[()]
+        both = 2 * some(at.nodes)
+        outer = np.where(at.per_node > 1, both, outer) if _many(at.per_node, outer) else both if inner else outer
     latency = t.intra.a_s * some(at.per_node) + 2 * (at.per_node - 1) * t.intra.step_s
     latency = latency + 2 * log2_floor(at.nodes) * t.inter.step_s + t.inter.a_s * some(at.nodes)
-    per_byte = np.maximum(inner * t.intra_spB, outer * t.inter_spB)
+    per_byte = _most(inner * t.intra_spB, outer * t.inter_spB)
     return _Line(algorithm="double-tree", latency_s=latency, root=_root(at, t, inner, outer), per_byte_s=per_byte)
 
 

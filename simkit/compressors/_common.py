@@ -90,8 +90,12 @@ class Rows:
         return Work(columns=Columns(kind=kind, **columns), tensor=tensor, tensors=self._tensors)
 
     def _column(self, name: str) -> Array:
-        parts = [np.broadcast_to(np.asarray(f.get(name, 0.0), dtype=np.float64), t.shape) for _, t, f in self._parts]
-        return np.concatenate([np.zeros(0), *parts])
+        out, begin = np.zeros(sum(len(t) for _, t, _ in self._parts)), 0
+        for _, t, f in self._parts:
+            end = begin + len(t)
+            out[begin:end] = f.get(name, 0.0)
+            begin = end
+        return out
 
 
 def reduce_bytes(plan: Plan) -> float:
