@@ -198,8 +198,8 @@ def _places(name: str, part: str, steps: str, low: float, high: float) -> Array:
             )
         count = math.floor(math.log(high / low) / math.log(factor) + _EXACT) + 1
         _bounded(name, part, count)
-        found: Array = np.arange(count) * (math.log(factor) / math.log(high / low)) if count > 1 else np.zeros(1)
-        return found
+        step = math.log(factor) / math.log(high / low) if count > 1 else 0.0
+        return np.asarray(np.arange(count) * step)
     digits = steps.removesuffix(":log")
     if not re.fullmatch(r"[0-9]{1,12}", digits) or int(digits) < 1:
         raise InputError("has no count of at least 1", key=name, value=part, hint=FORMS)

@@ -29,6 +29,8 @@ BLOCK = 65_536
 """Points worked on together."""
 KEPT = 512
 """Structures remembered from one block to the next."""
+MAX_SAMPLES = 2.0**62
+TOO_MANY = "the global batch exceeds 2^62 samples; take fewer"
 BATCH = ("micro_batch", "grad_accum")
 COUNTS = ("micro_batch", "grad_accum", "global_batch", "gpus")
 RATES = (
@@ -162,6 +164,7 @@ class Sweep:
                 self._put(out, point(self.scenario_at(number)), at)
             return
         micro, accum, refused = self._batch(structure, index)
+        refused[micro.astype(float) * accum * structure.resolved.plan.dp > MAX_SAMPLES] = TOO_MANY
         good = np.flatnonzero(refused == "")
         out["refused"][mine] = refused
         if not len(good):

@@ -216,7 +216,7 @@ class Case:
         plan = self.resolved.plan
         out = []
         for tensors, merged in buffers(self.work, self.resolved.model, plan=plan, law=known.law):
-            place = np.searchsorted(self._kept, merged.ready)
+            ended_s = batches.done_s[:, np.searchsorted(self._kept, merged.ready)]
             encoded_s = np.cumsum(merged.encode_s)
             encode_s = float(encoded_s[-1]) if len(encoded_s) else 0.0
             compression_s = float(merged.encode_s.sum() + merged.between_s.sum() + merged.decode_s.sum())
@@ -232,9 +232,15 @@ class Case:
                     exposed_s[part] = total_s[which]
                     continue
                 served_s = encoded_s - (np.cumsum(comm_s[0], axis=-1) - comm_s[0])
-                done_s = batches.done_s[size[part]]
+                # Pairs with a link each need no copy of its row, nor do pairs that share their one size.
+                own, here = len(used) == len(which), size[part] if len(ended_s) > 1 else size[:1]
                 exposed_s[part], factor[part] = waits(
-                    done_s[:, place], served_s[which], total_s[which], done_s[:, -1], encode_s, known.interference
+                    ended_s[here],
+                    served_s if own else served_s[which],
+                    total_s if own else total_s[which],
+                    batches.done_s[here, -1],
+                    encode_s,
+                    known.interference,
                 )
             out.append((compression_s, exposed_s, factor))
         return out
@@ -246,7 +252,7 @@ class Case:
         seconds = np.empty((len(merged.sent), count, len(merged.ready)))
         for phase, (op, share, sent) in enumerate(zip(tensors.module.OP, tensors.shares, merged.sent, strict=True)):
             of = network.seconds_fn(op, cluster=cluster, algorithm=chosen)
-            seconds[phase] = message_seconds(of, sent, share, message_s)
+            seconds[phase] = message_seconds(of, sent, share, message_s, every=bool(sent.all()))
         return seconds
 
     def figures(
@@ -300,12 +306,12 @@ def _rows(found: Compute, index: Any) -> Compute:
 
 
 def figures(
-    resolved: Resolved, tokens: int, *, end_s: Any, breakdown: Mapping[str, Any], busy_s: Any, micro: Any, accum: Any,
+    resolved: Resolved, tokens: float, *, end_s: Any, breakdown: Mapping[str, Any], busy_s: Any, micro: Any, accum: Any,
     flops: Any, peak_flops: float,
 ) -> Columns:  # fmt: skip
     """The columns that follow from the end of a step, by the formulas of `simkit.predict`; numbers or arrays."""
     plan, cluster = resolved.plan, resolved.cluster
-    samples = micro * accum * plan.dp
+    samples, tokens = micro * accum * plan.dp, float(tokens)
     money, _, _ = cost(
         cluster, resolved.scenario, step_s=end_s, busy=np.minimum(busy_s / end_s, 1.0), samples_per_step=samples,
         tokens_per_step=samples * tokens,

@@ -160,3 +160,10 @@ def test_points_without_an_answer_keep_their_place_and_reason() -> None:
     assert found["fits"].tolist() == [True, False, False, False, True, False]
     assert found["why_not"][1].startswith("needs")
     assert found["iteration_time_s"][1] > found["iteration_time_s"][0]
+
+
+def test_counts_beyond_64_bits_are_refused_not_wrapped() -> None:
+    huge = 10**12
+    found = sweep(model="resnet-50", cluster="1x1x3080", grid={"micro_batch": [1, huge], "grad_accum": [1, huge]})
+    assert found["global_batch"].tolist()[:3] == [1, huge, huge]
+    assert [bool(r) for r in found["refused"]] == [False, False, False, True]
