@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from simkit.memory_facts import MemoryFacts, memory_facts
+from simkit.memory_facts import LOSS, MemoryFacts, memory_facts
 from simkit.memory_states import (
     WORKSPACE_BYTES,
     Placed,
@@ -272,10 +272,12 @@ def _extra(spec: TransformerSpec, plan: Plan, facts: MemoryFacts) -> Array:
 
 
 def _logits(program: Program, spec: TransformerSpec, plan: Plan, facts: MemoryFacts, rows: Num) -> Array:
-    """Bytes of the logits of one rank: `Program.logits`, or e + 4 bytes each where the loss works in place."""
+    """Bytes of the logits of one rank: `Program.logits`, or what the stack's own loss holds."""
     share = np.asarray(rows / spec.vocab if spec.vocab else 0.0)[..., None]
-    if facts.loss_in_place and not plan.compile:
+    if facts.loss != "eager":
         e = element_bytes(plan)
-        share = share * (e + (4.0 if e < 4.0 else 0.0)) / (e + 12.0)
+        elements, wide = LOSS[facts.loss]
+        each = elements * e + (wide if e < FP32_BYTES else 0.0)
+        share = share * each / (2.0 * e + FP32_BYTES if plan.compile else e + LOSS["eager"][1])
     found: Array = program.logits * share
     return found

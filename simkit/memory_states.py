@@ -231,6 +231,7 @@ def state_bytes(plan: Plan, facts: MemoryFacts) -> dict[str, float]:
     """Bytes a parameter of weights, gradients and optimizer before anything is sharded; they sum to 16 under Adam in
     most stacks, 18 with fp32 gradients of bf16 weights."""
     e, master = element_bytes(plan), DTYPE_BYTES[plan.master_dtype]
+    master = min(master, e) if facts.sixteen_bit else master
     moments = OPTIMIZER_STATES[plan.optimizer] * master
     if not facts.model_weights or e >= master:
         return {"weights": master, "gradients": master, "optimizer": moments}

@@ -284,11 +284,30 @@ def test_context_parallelism_divides_the_tokens() -> None:
 def test_logits_stand_on_the_last_stage_over_tp() -> None:
     """BR-31: 65,536 tokens of 128,256 classes in fp32 are 33.6 GB; in place 2 + 4 bytes a logit, over tp."""
     plan = plan_of(seq_len=65536, pp=4, tp=4)
-    found = weigh("llama-3-8b", plan, facts=replace(BARE, loss_in_place=True)).items_bytes["logits"]
+    found = weigh("llama-3-8b", plan, facts=replace(BARE, loss="in-place")).items_bytes["logits"]
     assert found[:3].tolist() == [0.0, 0.0, 0.0]
     assert found[3] == 65536 * 128256 / 4 * (2 + 4)
     eager = weigh("llama-3-8b", plan).items_bytes["logits"]
     assert eager[3] == 65536 * 128256 / 4 * (2 + 12)
+
+
+@pytest.mark.parametrize(("loss", "each"), [("eager", 14), ("in-place", 6), ("fused", 4), ("fused-in-place", 2)])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_a_loss_holds(loss: str, each: int, compiled: bool) -> None:
+    """Bytes a logit in bf16: cast, log-softmax, two gradients in fp32; one fp32 copy; a gradient beside or over them.
+    A compiler keeps logits, gradient and one fp32 copy of an eager loss, and leaves the others as they are."""
+    each = 8 if compiled and loss == "eager" else each
+    found = weigh("llama-2-7b", plan_of(compile=compiled), facts=replace(BARE, loss=loss))
+    assert total(found, "logits") == pytest.approx(2048 * 32000 * each)
+
+
+def test_a_stack_may_keep_its_states_in_sixteen_bits() -> None:
+    """llmq's README, allocator state of Qwen2.5-0.5B: 942 MiB each for gradients and both moments, 494 M parameters."""
+    n = model("qwen2.5-0.5b").params
+    each = state_bytes(plan_of(), memory_facts("llmq"))
+    assert each["gradients"] * n / 2**20 == pytest.approx(942, rel=0.001)
+    assert each["optimizer"] * n / 2**20 == pytest.approx(2 * 942, rel=0.001)
+    assert sum(state_bytes(plan_of(precision="fp32"), memory_facts("llmq")).values()) == 16
 
 
 def test_what_stacks_keep_besides() -> None:
