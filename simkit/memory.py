@@ -28,7 +28,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from simkit import plugins
-from simkit.memory_facts import FRAGMENTATION, memory_facts
+from simkit.memory_facts import FACTS, FRAGMENTATION
 from simkit.memory_sharded import StageMemory, memory_of_stages
 from simkit.memory_states import OPTIMIZER_STATES, WORKSPACE_BYTES
 from simkit.memory_wayout import divisors, stronger, way_out
@@ -157,7 +157,8 @@ def _plain(
 
         def fitting(p: Plan) -> bool:
             if staged(p, model):
-                return _heaviest(memory_of_stages(program, model, p, exchange_bytes=exchange_bytes)) <= capacity
+                room = device.memory_bytes - context_bytes(p, device) - reserve_bytes
+                return _heaviest(memory_of_stages(program, model, p, exchange_bytes=exchange_bytes)) <= room
             return needed(p.micro_batch, p.recompute) <= capacity
 
         added = partial(replay_share, program, compute)
@@ -179,12 +180,12 @@ def _plain(
 
 
 def staged(plan: Plan, model: Model) -> bool:
-    """Whether the job is weighed stage by stage: any degree or ZeRO, or a stack with states of its own kind."""
+    """Whether the job is weighed stage by stage: any degree or ZeRO, or a stack with facts of its own."""
     spec = model.spec
     if not isinstance(spec, TransformerSpec) or spec.kind not in ("decoder", "encoder"):
         return False
     degrees = plan.tp * plan.pp * plan.cp * plan.ep > 1 or plan.zero > 0 or plan.offload != "none"
-    return degrees or memory_facts(plan.stack).model_weights
+    return degrees or plan.stack in FACTS
 
 
 def context_bytes(plan: Plan, device: Device) -> float:

@@ -502,3 +502,37 @@ def test_the_way_out_takes_the_cheapest_knob_where_steps_are_priced() -> None:
 
     said = way_out(plan, spec_of("llama-2-7b"), fits=either, added_share=lambda r: 0.0, step_s=seconds)
     assert said == "zero=1 fits; the step takes 5% longer"
+
+
+# -- the verdict -------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_says_which_stage_is_the_heaviest() -> None:
+    """Items of the report are those of the fullest stage; every stage adds up; four groups of ranks (dp, tp, pp, cp)
+    have three communicators more than one."""
+    from simkit import predict
+    from simkit.memory import COMMUNICATOR_BYTES, CONTEXT_DEFAULT_BYTES
+    from simkit.spec.load import device
+
+    common = {"model": "llama-2-70b", "stack": "megatron", "micro_batch": 1, "grad_accum": 8, "seq_len": 4096}
+    degrees = {"tp": 4, "sp": 4, "pp": 4, "cp": 2, "dp": 2, "zero": 1}
+    report = predict(**common, **degrees, cluster="8x8xh100", optimizer="adamw").memory
+    stages = report.per_stage
+    assert len(stages) == 4
+    assert report.stage == max(range(4), key=lambda i: stages[i]["reserved"])
+    assert stages[report.stage]["device"] == report.device_bytes
+    for stage in stages:
+        parts = {k: v for k, v in stage.items() if k not in ("allocated", "reserved", "device")}
+        assert sum(parts.values()) == pytest.approx(stage["device"])
+    context = CONTEXT_DEFAULT_BYTES + 3 * COMMUNICATOR_BYTES
+    assert report.capacity_bytes == device("h100").memory_bytes - context
+
+
+def test_an_overflow_names_the_stage_and_a_knob() -> None:
+    from simkit import predict
+
+    common = {"model": "llama-2-70b", "stack": "megatron", "optimizer": "adamw", "seq_len": 4096, "cluster": "8x8xh100"}
+    report = predict(**common, tp=4, pp=4, micro_batch=8, grad_accum=8)
+    assert not report.fits
+    assert report.memory.why_not.startswith("stage 0 of 4 needs")
+    assert " fits" in report.memory.way_out
