@@ -11,6 +11,7 @@ Every point equals `predict` of the same scenario. A point without an answer kee
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -29,6 +30,8 @@ BLOCK = 65_536
 """Points worked on together."""
 KEPT = 512
 """Structures remembered from one block to the next."""
+FEW = 2
+"""Points of a structure up to which they are asked one by one."""
 MAX_SAMPLES = 2.0**62
 TOO_MANY = "the global batch exceeds 2^62 samples; take fewer"
 BATCH = ("micro_batch", "grad_accum")
@@ -73,13 +76,15 @@ class Sweep:
             raise InputError("has no axis", key="--grid", hint="write --grid micro_batch=1,2,4 or --grid rank=1:64:*2")
         self.scenario, self.axes, self.block = scenario, tuple(grid), block
         self.shape = tuple(len(axis) for axis in self.axes)
-        self.points = int(np.prod([float(n) for n in self.shape]))
+        self.points = math.prod(self.shape)
         self._given = frozenset(scenario) | {axis.name for axis in self.axes}
         # A global batch ties micro-batch and accumulation together; which of them follows is settled point by point.
         self._tied = "global_batch" in self._given
         self._numeric = [i for i, a in enumerate(self.axes) if a.described or a.name in BATCH]
         self._fixed = [i for i in range(len(self.axes)) if i not in self._numeric]
         self._links = [i for i, a in enumerate(self.axes) if a.described]
+        # Arrays of one or two points cost more than the points.
+        self._few = math.prod(self.shape[i] for i in self._numeric) <= FEW
         self._structures: OrderedDict[tuple[int, ...], Structure] = OrderedDict()
 
     @cached_property
@@ -120,6 +125,9 @@ class Sweep:
             code = code * self.shape[i] + index[i]
         order = np.argsort(code, kind="stable")
         for mine in np.split(order, np.flatnonzero(np.diff(code[order])) + 1):
+            if self._few:
+                self._ask(out, flat, mine)
+                continue
             structure = self._structure(tuple(int(index[i][mine[0]]) for i in self._fixed))
             self._fill(out, structure, flat, mine, [i[mine] for i in index])
         return out
@@ -160,8 +168,7 @@ class Sweep:
             out["refused"][mine] = structure.reason
             return
         if not structure.arrays:
-            for at, number in zip(mine.tolist(), flat[mine].tolist(), strict=True):
-                self._put(out, point(self.scenario_at(number)), at)
+            self._ask(out, flat, mine)
             return
         micro, accum, refused = self._batch(structure, index)
         refused[micro.astype(float) * accum * structure.resolved.plan.dp > MAX_SAMPLES] = TOO_MANY
@@ -177,6 +184,11 @@ class Sweep:
             self._put(out, structure.answers(micro[good], accum[good], used, tables), mine[good])
         except (InputError, RefusedError) as error:
             out["refused"][mine[good]] = str(error)
+
+    def _ask(self, out: dict[str, NDArray[Any]], flat: Ints, mine: Ints) -> None:
+        """Puts the answers of the points `mine` into the columns, asked one by one."""
+        for at, number in zip(mine.tolist(), flat[mine].tolist(), strict=True):
+            self._put(out, point(self.scenario_at(number)), at)
 
     def _tables(self, link: Ints) -> tuple[Links, Ints]:
         """The links that these points use, and each point's position among them."""
