@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from simkit.grids import Axis
 from simkit.plot_page import Picture, Sheet, graph_objects, page
-from simkit.sweep_files import LESS
+from simkit.sweep_files import LESS, place, short
 
 if TYPE_CHECKING:
     from simkit.sweep import Sweep
     from simkit.sweep_files import Best
 
+SHOWN = ("iteration_time_s", "peak_memory_gib", "usd_per_step")
 MAX_SIDE = 400
 """Values of one axis that are drawn; more are thinned out evenly."""
 
@@ -26,21 +27,18 @@ MAX_SIDE = 400
 def sweep_page(asked: Sweep, best: Best, surface: Surface) -> str:
     """The page of a sweep whose blocks `best` and `surface` have seen."""
     metric = best.metric
-    table = [tuple(_short(row.get(name)) for name in _heads(asked, metric)) for row in best.rows]
-    sheet = Sheet(title=f"Best by {metric}", heads=_heads(asked, metric), rows=table)
+    names = tuple(axis.name for axis in asked.axes)
+    figures = [n for n in dict.fromkeys((metric, *SHOWN)) if n not in names]
+    table = [
+        (*(place(axis, row) for axis in asked.axes), *(short(row.get(name)) for name in figures)) for row in best.rows
+    ]
+    sheet = Sheet(title=f"Best by {metric}", heads=(*names, *figures), rows=table)
     refused = best.points - best.answered
     intro = (
         f"{best.points:,} points: {best.fitting:,} fit into memory, {best.answered - best.fitting:,} do not, "
         f"{refused:,} were refused."
     )
-    names = " and ".join(axis.name for axis in asked.axes)
-    return page(f"{metric} over {names}", [_picture(asked, surface)], [], intro=intro, lead=[sheet])
-
-
-def _heads(asked: Sweep, metric: str) -> tuple[str, ...]:
-    return tuple(
-        dict.fromkeys((*(a.name for a in asked.axes), metric, "iteration_time_s", "peak_memory_gib", "usd_per_step"))
-    )
+    return page(f"{metric} over {' and '.join(names)}", [_picture(asked, surface)], [], intro=intro, lead=[sheet])
 
 
 class Surface:
@@ -124,12 +122,6 @@ def _scale(values: Sequence[Any]) -> str:
         return "category"
     spread = max(values) / min(values) if min(values) > 0 else 1.0
     return "log" if spread > 20 else "linear"
-
-
-def _short(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 __all__ = ["Surface", "sweep_page"]

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simkit.errors import InputError, unknown
+from simkit.grids import Axis
 from simkit.spec.files import whole_file
 from simkit.sweep import COUNTS, JOB_MONEY, MONEY, RATES, Sweep
 
@@ -68,6 +69,20 @@ def row(block: Block, at: int) -> dict[str, Any]:
             continue
         out[name] = value
     return out
+
+
+def place(axis: Axis, found: Mapping[str, Any]) -> str:
+    """Where a point stands on an axis, for people: links without their last digits."""
+    if not axis.described:
+        return short(found.get(axis.name))
+    return f"{found[f'{axis.name}_Bps'] * 8e-9:.6g}Gb/s@{found[f'{axis.name}_latency_s'] * 1e6:.6g}us"
+
+
+def short(value: Any) -> str:
+    """A figure for people: five digits; nothing where there is none."""
+    if value is None:
+        return ""
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 def rows(block: Block) -> Iterator[dict[str, Any]]:
@@ -148,4 +163,4 @@ def _arrow(pa: Any, block: Block, name: str) -> Any:
     return pa.array(values, mask=absent)
 
 
-__all__ = ["Best", "row", "rows", "writing"]
+__all__ = ["Best", "place", "row", "rows", "short", "writing"]

@@ -89,14 +89,16 @@ def _surface(asked: Any, metric: str) -> Any:
 
 
 def _text(args: argparse.Namespace, asked: Any, best: Any) -> None:
+    from simkit.sweep_files import place, short
+
     names = [axis.name for axis in asked.axes]
     shown = [n for n in dict.fromkeys((best.metric, *SHOWN)) if any(n in row for row in best.rows) and n not in names]
     if best.rows:
         heads = (*names, *shown, "fits")
         lines = [
             (
-                *(_place(axis, row) for axis in asked.axes),
-                *(_cell(row.get(n)) for n in shown),
+                *(place(axis, row) for axis in asked.axes),
+                *(short(row.get(n)) for n in shown),
                 "yes" if row["fits"] else "NO",
             )
             for row in best.rows
@@ -109,16 +111,3 @@ def _text(args: argparse.Namespace, asked: Any, best: Any) -> None:
     if not best.answered:
         first = next(asked.blocks())
         _output.emit(f"! {first['refused'][0]}")
-
-
-def _place(axis: Any, row: dict[str, Any]) -> str:
-    """A value of an axis, links without their last digits."""
-    if not axis.described:
-        return _cell(row.get(axis.name))
-    return f"{row[f'{axis.name}_Bps'] * 8e-9:.6g}Gb/s@{row[f'{axis.name}_latency_s'] * 1e6:.6g}us"
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
