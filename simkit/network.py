@@ -187,7 +187,7 @@ def _host_Bps(devices: tuple[Device, ...], intra: Link | None, bus_Bps: float) -
     if intra is None or intra.transport != "pcie":
         return bus_Bps * STAGED[0]
     laws = [law(intra, "all_reduce", d.name, staged=True) for d in devices]
-    return float(np.min([one.rate_Bps(2) for one in laws]))
+    return float(min(one.rate_Bps(2) for one in laws))
 
 
 def _ring_line(op: str, at: Placement, t: _Tiers) -> _Line:

@@ -141,7 +141,8 @@ def schedule(step: Step, *, spans: bool = False, interference: float = 0.0, sums
 
     and the step ends at max(e_last, end of backward) + sum(decode) + optimizer. In further phases p the host walks the
     buckets in order: d_i = max(d_{i-1}, e^{p-1}_i) + between_i, e^p_i = max(e^p_{i-1}, d_i) + c^p_i, the same form.
-    ``hook``: one pass over the kernels of the chains (see `_hook`). ``none``: the sum of everything.
+    ``hook``: one pass over the kernels of the chains (see `_hook`), or a sum where they cannot meet (`_one_by_one`).
+    ``none``: the sum of everything.
 
     The device works, or waits for the network; so exposed_comm_s is its idle time and the terms sum to end_s.
     Raises InputError for an overlap or placement that does not exist.
@@ -337,6 +338,14 @@ def _inline(step: Step, sums: Sums, record: list[Span] | None) -> tuple[float, A
     return exposed_s, end_s
 
 
+def _one_by_one(step: Step, sums: Sums) -> tuple[float, Array]:
+    """`_hook` where it blocks and no two buckets become ready at once: a chain runs to its end before back-propagation
+    goes on, so nothing is hidden and bucket i starts after the segments and the chains before it."""
+    sent_s = step.encode_s + step.comm_s.sum(axis=0) + step.between_s.sum(axis=0)
+    ended_s = step.accumulation_s + step.forward_s + sums.done_s[step.ready + 1] + (sent_s + step.decode_s).cumsum()
+    return sums.comm_s, ended_s - step.decode_s
+
+
 def _hook(step: Step, sums: Sums, record: list[Span] | None) -> tuple[float, Array]:
     """One pass over the kernels of the chains; the device is one server that is never interrupted.
 
@@ -345,6 +354,8 @@ def _hook(step: Step, sums: Sums, record: list[Span] | None) -> tuple[float, Arr
     issue, so the end of a collective is known when it is issued and the kernels it releases are already in order. Runs
     of segments that nothing interrupts are jumped over by bisection in their cumulative time.
     """
+    if step.blocking and record is None and (step.ready[1:] > step.ready[:-1]).all():
+        return _one_by_one(step, sums)
     phases, buckets = step.comm_s.shape
     done_s = sums.done_s.tolist()
     ready = step.ready.tolist()
