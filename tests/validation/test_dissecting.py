@@ -85,7 +85,7 @@ def test_flash_attention_is_faster_and_smaller(server: str, zero: int) -> None:
     waiting = flash.breakdown.get("sharding_s", 0.0) > 0.5 * flash.iteration_time_s
     assert flash.iteration_time_s < math_.iteration_time_s * (1 + 1e-9 if waiting else 0.999)
     computing = [r.breakdown["forward_s"] + r.breakdown["backward_s"] for r in (flash, math_)]
-    assert computing[0] < 0.9 * computing[1]
+    assert computing[0] < 0.95 * computing[1]
     assert flash.memory.device_bytes < math_.memory.device_bytes
 
 
