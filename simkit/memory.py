@@ -48,9 +48,9 @@ COMMUNICATOR_BYTES = 200 * MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes per device, itemised, with the verdict. capacity_bytes is what a job can use: the driver's figure less the
-    context and the reserve. stage: the heaviest pipeline
-    stage, whose items these are; stages: all of them."""
+    """Bytes per device, itemised, with the verdict. capacity_bytes is what a job can use, the driver's figure less the
+    context and the reserve; reserved_bytes must stay within it. stage: the heaviest pipeline stage, whose items these
+    are; stages: all of them."""
 
     items_bytes: Mapping[str, float]
     allocated_bytes: float
@@ -62,6 +62,11 @@ class Memory:
     way_out: str = ""
     stage: int = 0
     stages: StageMemory | None = None
+
+    @property
+    def room_bytes(self) -> float:
+        """What device_bytes must stay within: the driver's figure less the reserve."""
+        return self.capacity_bytes + self.device_bytes - self.reserved_bytes
 
     @property
     def per_stage(self) -> tuple[Mapping[str, float], ...]:
@@ -152,7 +157,7 @@ def _plain(
     fits = reserved <= capacity
     why = out = ""
     if not fits:
-        why = f"needs {format_bytes(reserved)}, {device.title} offers {format_bytes(max(capacity, 0.0))}"
+        why = _why("needs", reserved, context, capacity, device)
     if not fits and advise:
 
         def fitting(p: Plan) -> bool:
@@ -163,7 +168,7 @@ def _plain(
 
         added = partial(replay_share, program, compute)
         out = way_out(plan, model.spec, fits=fitting, added_share=added, step_s=step_s)
-        out = out or _hopeless(plan, capacity, fixed, min(needed(1, r) for r in stronger(plan)))
+        out = out or _hopeless(plan, capacity, fixed, context + min(needed(1, r) for r in stronger(plan)))
     items = {k: fixed[k] for k in ("weights", "casts", "gradients", "optimizer")}
     items |= {"activations": activations, "logits": logits}
     items |= {k: fixed[k] for k in ("exchange", "buffers", "workspace")}
@@ -228,7 +233,7 @@ def _staged(
     why = out = ""
     if not fits:
         where = f"stage {stage} of {plan.pp} needs" if plan.pp > 1 else "needs"
-        why = f"{where} {format_bytes(reserved)}, {device.title} offers {format_bytes(max(capacity, 0.0))}"
+        why = _why(where, reserved, context, capacity, device)
     if not fits and advise:
 
         def fitting(p: Plan) -> bool:
@@ -238,7 +243,7 @@ def _staged(
         added = partial(replay_share, program, compute)
         out = way_out(plan, model.spec, fits=fitting, added_share=added, step_s=step_s)
         least = replace(plan, micro_batch=1, grad_accum=plan.micro_batch * plan.grad_accum, recompute="full")
-        out = out or _hopeless(plan, capacity, items, _heaviest(weighed(least)))
+        out = out or _hopeless(plan, capacity, items, context + _heaviest(weighed(least)))
     return Memory(
         items_bytes=items,
         allocated_bytes=allocated,
@@ -281,6 +286,12 @@ def exchange_bytes(model: Model, plan: Plan) -> float:
 def _shapes(model: Model) -> tuple[tuple[int, ...], ...]:
     """The shapes of the gradients; equal experts stand as one tall matrix."""
     return tuple((t.shape[0] * t.repeat, *t.shape[1:]) for t in model.tensors)
+
+
+def _why(where: str, reserved: float, context: float, capacity: float, device: Device) -> str:
+    """Both figures with the context, as the driver shows them."""
+    room = format_bytes(max(capacity + context, 0.0))
+    return f"{where} {format_bytes(reserved + context)}, {device.title} offers {room}"
 
 
 def _hopeless(plan: Plan, capacity: float, fixed: Mapping[str, float], least_bytes: float) -> str:

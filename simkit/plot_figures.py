@@ -127,8 +127,8 @@ def memory(reports: Named) -> Picture:
         name="capacity",
         mode="markers",
         y=_labels(shown),
-        x=[r.memory.capacity_bytes / GIB for _, r in shown],
-        hovertext=[f"capacity<br>{format_bytes(r.memory.capacity_bytes)}" for _, r in shown],
+        x=[r.memory.room_bytes / GIB for _, r in shown],
+        hovertext=[f"capacity<br>{format_bytes(r.memory.room_bytes)}" for _, r in shown],
         hoverinfo="text",
         marker={"symbol": "line-ns", "size": 34, "line": {"width": 4, "color": "#D62728"}},
     )

@@ -241,6 +241,8 @@ def sensitivities(resolved: Resolved, found: Evaluation) -> list[Sensitivity]:
     law = found.pricing.law
     link = cluster.inter if cluster.nodes > 1 else cluster.intra
     rate = (format_bits(link.Bps) if link.scope != "gpu" else format_Bps(link.Bps)) if link is not None else ""
+    host_s = found.breakdown.get("host_s") or found.pricing.host_s
+    offloaded = ", with the optimizer" if resolved.plan.offload != "none" else ""
     questions: list[tuple[str, str, str, Callable[[], float]]] = [
         (
             "peak arithmetic rate",
@@ -262,12 +264,12 @@ def sensitivities(resolved: Resolved, found: Evaluation) -> list[Sensitivity]:
         ),
         (
             "host time per step",
-            format_s(found.pricing.host_s),
-            resolved.stack.name,
+            format_s(host_s) if host_s else "",
+            resolved.stack.name + offloaded,
             lambda: _per_sample(resolved, Scales(host_s=1 + STEP)),
         ),
     ]
-    if resolved.plan.dp > 1 and link is not None:
+    if cluster.gpus > 1 and link is not None:
         questions += [
             ("network bandwidth", rate, link.title, lambda: _per_sample(resolved, Scales(network_Bps=1 + STEP))),
             (

@@ -36,7 +36,8 @@ def to_dict(report: Report) -> dict[str, Any]:
 
     `breakdown`: the disjoint terms sum to iteration_time_s; `compute_s` beside them is the sum of forward, backward and
     optimizer. `layers`, `modules`, `operators`: where a micro-batch goes, for those in `report.shown`.
-    `memory`: GiB per device by item. `peak_memory_gib` is what the driver shows (context included).
+    `memory`: GiB per device by item. `peak_memory_gib` is what the driver shows (context included), and
+    `memory_capacity_gib` what it must stay within.
     """
     memory = report.memory
     answer: dict[str, Any] = {name: getattr(report, name) for name in RATES}
@@ -44,7 +45,7 @@ def to_dict(report: Report) -> dict[str, Any]:
         "peak_allocated_gib": memory.allocated_bytes / GIB,
         "peak_reserved_gib": memory.reserved_bytes / GIB,
         "peak_memory_gib": memory.device_bytes / GIB,
-        "memory_capacity_gib": memory.capacity_bytes / GIB,
+        "memory_capacity_gib": memory.room_bytes / GIB,
         "fits": memory.fits,
         "why_not": memory.why_not or None,
         "way_out": memory.way_out or None,

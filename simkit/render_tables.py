@@ -107,10 +107,10 @@ def fits_line(report: Report) -> str:
     memory = report.memory
     room = f"{memory.device_bytes / GIB:.2f} GiB per GPU"
     if memory.capacity_bytes:
-        room += f" of {memory.capacity_bytes / GIB:.2f}"
+        room += f" of {memory.room_bytes / GIB:.2f}"
     if memory.fits:
         return f"yes, {room}"
-    return ". ".join(x.rstrip(".") for x in (f"NO, {room}", memory.why_not, memory.way_out) if x)
+    return ". ".join(x.rstrip(".") for x in (f"NO, {memory.why_not or room}", memory.way_out) if x)
 
 
 def money_lines(report: Report) -> list[tuple[str, str]]:

@@ -226,7 +226,8 @@ class Sweep:
         known = {axis.name for axis in self.axes if axis.name not in COUNTS}
         for name, value in found.items():
             if name in out and name not in known:
-                out[name][at] = value
+                # An array without axes would itself become the element of a column of objects.
+                out[name][at] = value if np.ndim(value) else np.asarray(value).item()
         if "other_s" in out and "iteration_time_s" in found:
             rest = found["iteration_time_s"] - sum(found[name] for name in (*TERMS, *SHARDED_TERMS) if name in found)
             out["other_s"][at] = np.where(rest > 1e-9 * found["iteration_time_s"], rest, np.nan)
