@@ -67,12 +67,12 @@ def _batched(resolved: Resolved) -> Resolved:
     total = resolved.scenario.get("global_batch")
     per_rank = total // dp if total else max(round(_target(resolved) / dp), 1)
     if "micro_batch" in resolved.open:
-        micro = _largest_fit(resolved, per_rank, exact=total is not None)
+        micro, least = _largest_fit(resolved, per_rank, exact=total is not None)
         plan = replace(plan, micro_batch=micro)
-        notes.append(
-            f"micro_batch = {micro}: the largest that fits with a tenth of the memory free, "
-            "and that the global batch can use"
-        )
+        why = "the largest that fits with a tenth of the memory free, and that the global batch can use"
+        if least:
+            why = "the smallest; no larger one fits with a tenth of the memory free"
+        notes.append(f"micro_batch = {micro}: {why}")
     if "grad_accum" in resolved.open:
         accum = max(per_rank // plan.micro_batch, 1)
         if plan.vpp > 1 and total is None:
@@ -85,8 +85,9 @@ def _batched(resolved: Resolved) -> Resolved:
     return replace(resolved, plan=plan, assumptions=tuple(notes))
 
 
-def _largest_fit(resolved: Resolved, per_rank: int, *, exact: bool) -> int:
-    """The largest power of two (a divisor of the samples of a rank where the global batch is given) that fits."""
+def _largest_fit(resolved: Resolved, per_rank: int, *, exact: bool) -> tuple[int, bool]:
+    """The largest power of two (a divisor of the samples of a rank where the global batch is given) that fits, and
+    whether it is the smallest of several, which may not fit either."""
     sizes = divisors(per_rank)[::-1] if exact else [2**i for i in range(per_rank.bit_length())]
     low, high = 0, len(sizes) - 1
     while low < high:
@@ -95,7 +96,7 @@ def _largest_fit(resolved: Resolved, per_rank: int, *, exact: bool) -> int:
             low = middle
         else:
             high = middle - 1
-    return sizes[low]
+    return sizes[low], low == 0 and len(sizes) > 1
 
 
 def _fits(resolved: Resolved, micro: int) -> bool:

@@ -191,7 +191,9 @@ def part_tables(report: Report) -> list[tuple[str, tuple[str, ...], list[tuple[s
                 continue
             seconds = (format_s(part.forward_s), format_s(part.backward_s))
             once = " (a step)" if part.per == "step" else ""
-            rows.append((part.name + once, *seconds, f"{part.share:.1%}", number(part.count), part.kind))
+            # The shares of messages are of the busy network, not of the compute above them.
+            share = "" if part.kind == "communication" else f"{part.share:.1%}"
+            rows.append((part.name + once, *seconds, share, number(part.count), part.kind))
         tables.append((f"Where a micro-batch goes, by {by}", (by.removesuffix("s"), *PART_HEADS), rows))
     return tables
 

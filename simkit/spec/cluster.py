@@ -25,6 +25,8 @@ from simkit.spec.load import Machine
 
 MAX_GPUS = 1_000_000
 _SHAPE = "write it as [NODESx]GPUSxDEVICE, such as 1x8xh100 or 50x3080"
+_LONGEST = 60
+"""Characters of a part that is worth guessing at."""
 _COUNT = re.compile(r"\s*([0-9]+)\s*[xX×]\s*")
 _DIGITS = 9  # longer numbers exceed MAX_GPUS anyhow, and int() refuses very long ones with a traceback
 
@@ -158,9 +160,26 @@ def _part(piece: str, text: str, folders: tuple[str | Path, ...], calibration: b
         found = load.machine(name, profiles=folders)
         return _Part(tuple(counts), load.device(found.device, profiles=folders, calibration=calibration), found)
     if store.find("device", name, folders) is None:
+        if meant := _meant(piece.strip(), folders):
+            hint = f"did you mean {meant}? {_SHAPE}"
+            raise InputError("is not how a cluster is written", key="cluster", value=text, hint=hint)
         known = (*load.device_names(folders), *load.machine_names(folders))
         raise unknown("device", name, known, key="cluster", see="simkit devices")
     return _Part(tuple(counts), load.device(name, profiles=folders, calibration=calibration), None)
+
+
+def _meant(piece: str, folders: tuple[str | Path, ...]) -> str:
+    """The right way to write `8*h100`, `8h100`, `2x8 h100`, `h100 x 8`; empty where no such thing was meant."""
+    if len(piece) > _LONGEST:
+        return ""
+    before = re.fullmatch(r"((?:\d+\s*[xX×]\s*)?\d+)[\s*:,;/-]*(.+)", piece)
+    after = re.fullmatch(r"(.+?)[\s*:,;/]*[xX×*:,;/\s]\s*(\d+)", piece)
+    found = [(before[1], before[2])] if before else []
+    found += [(after[2], after[1])] if after else []
+    for counts, name in found:
+        if store.find("device", name, folders) is not None:
+            return f"{re.sub(r'[^0-9]+', 'x', counts)}x{name}"
+    return ""
 
 
 def _group(part: _Part, text: str, gpus_per_node: int | None, notes: list[str]) -> Group:

@@ -69,6 +69,23 @@ def test_a_malformed_text_is_one_line_with_a_way_out(text: str, said: str) -> No
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("8*h100", "8xh100"),
+        ("8 h100", "8xh100"),
+        ("H100x8", "8xH100"),
+        ("3090x2", "2x3090"),
+        ("2x8h100", "2x8xh100"),
+        ("30x3080+20 4090", "20x4090"),
+    ],
+)
+def test_near_misses_are_put_right(text: str, meant: str) -> None:
+    with pytest.raises(InputError, match=f"did you mean {meant}[?]"):
+        cluster(text)
+
+
+
 @pytest.mark.parametrize("bad", [0, -1, 1.5, True, "8", 2000])
 def test_counts_are_whole_numbers(bad: object) -> None:
     for key in ("gpus_per_node", "nics_per_node"):

@@ -74,6 +74,7 @@ def test_what_was_given_is_never_changed() -> None:
 def test_a_job_that_never_fits_is_answered_all_the_same() -> None:
     found = plan(model="llama-2-70b", cluster="1x1x3080")
     assert found.plan.micro_batch == 1
+    assert not any("the largest that fits" in note for note in found.assumptions)
     answer = evaluate(found)
     assert not answer.memory.fits
     assert answer.end_s > 0
