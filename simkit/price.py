@@ -64,9 +64,18 @@ def peak(device: Device, dtype: str, *, fp16_accumulate: bool = False) -> tuple[
 
 @lru_cache(maxsize=1024)
 def pricing(
-    device: Device, dtype: str, stack: Stack, *, fp16_accumulate: bool = False, calibration: bool = True
+    device: Device,
+    dtype: str,
+    stack: Stack,
+    *,
+    fp16_accumulate: bool = False,
+    calibration: bool = True,
+    eight_bit_attention: bool = False,
 ) -> Pricing:
-    """The constants for one device, dtype and stack, from the profile's calibration or from the priors."""
+    """The constants for one device, dtype and stack, from the profile's calibration or from the priors.
+
+    Training in 8 bits multiplies its weights in them and leaves attention in bf16, unless eight_bit_attention.
+    """
     flops, warning = peak(device, dtype, fp16_accumulate=fp16_accumulate)
     evidence = {"peak": "datasheet"}
     fits = device.calibration if calibration else {}
@@ -81,11 +90,15 @@ def pricing(
     fraction = memory["fraction"] if memory is not None else prior("memory", "fraction", DEFAULT_FRACTION)
     evidence["memory"] = memory.evidence if memory is not None else "assumed"
     stream = gemm.get("stream", fraction) / fraction if gemm is not None else 1.0
-    fused = fits.get(f"attention.{dtype}") or fits.get(f"attention.{_SIBLING.get(dtype, '')[5:]}")
+    around = "bf16" if dtype in ("fp8", "int8") and not eight_bit_attention else dtype
+    fused = fits.get(f"attention.{around}") or fits.get(f"attention.{_SIBLING.get(around, '')[5:]}")
     if fused is not None:
         attention_ceiling, attention_depth = fused["ceiling"], fused["depth"]
     else:
         attention_ceiling, attention_depth = attention_prior(device, ceiling)
+    attention_ceiling = _attention_ceiling(attention_ceiling, device, stack)
+    if around != dtype:
+        attention_ceiling *= peak(device, around)[0] / flops
     evidence["attention"] = fused.evidence if fused is not None else "assumed"
     kernel = fits.get("kernel")
     kernel_s = kernel["seconds"] if kernel is not None else prior("kernel", "seconds", DEFAULT_KERNEL_S)
@@ -105,7 +118,8 @@ def pricing(
         memory_Bps=device.memory_Bps * fraction,
         flop_per_clock=flop_per_clock(device, flops) or roofline.OPERAND_FLOP_PER_CLOCK,
         stream=stream,
-        attention_ceiling=attention_ceiling,
+        # A stack's attention kernels need not be those of the operator tables.
+        attention_ceiling=attention_ceiling / (eager.get("attention", 1.0) if eager is not None else 1.0),
         attention_depth=attention_depth,
         conv=conv,
         elementwise=eager.get("elementwise", 1.0) if eager is not None else 1.0,
@@ -119,6 +133,17 @@ def pricing(
 
 _SIBLING = {"fp16": "gemm.bf16", "bf16": "gemm.fp16", "tf32": "gemm.bf16", "int8": "gemm.fp8"}
 """A tensor-core dtype without a fit of its own takes the ceiling of one that shares its data path."""
+
+
+FLASH_2_ON_HOPPER = 0.35
+"""Share of the dense peak FlashAttention-2 reaches on an H100, whose wgmma and TMA it does not use (J. Shah et al.,
+"FlashAttention-3", arXiv 2407.08608, section 1)."""
+
+
+def _attention_ceiling(ceiling: float, device: Device, stack: Stack) -> float:
+    """The ceiling of fused attention with the kernels that a stack ships."""
+    old = stack.attention_kernels == "flash-2" and device.architecture in ("hopper", "blackwell")
+    return min(ceiling, FLASH_2_ON_HOPPER) if old else ceiling
 
 
 def scaled(law: Law, scales: Scales) -> Law:

@@ -25,6 +25,8 @@ from simkit.train_messages import Lines
 
 Num = Any
 
+FP32_BYTES = 4.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Params:
@@ -86,20 +88,27 @@ def owned(plan: Plan, params: Params) -> float:
 def exchange(
     plan: Plan, params: Params, lines: Lines, *, gather_bytes: float, reduce_bytes: float
 ) -> tuple[float, float, float]:
-    """(seconds, bytes a rank contributes, seconds without bytes) of the exchange after the last micro-batch."""
+    """(seconds, bytes a rank contributes, seconds without bytes) of the exchange after the last micro-batch.
+
+    Gradients (and gathered weights) go buffer by buffer, each with the latency of its collective.
+    """
     replicas = plan.dp * plan.cp
     if replicas <= 1 or plan.zero >= 3:
         return 0.0, 0.0, 0.0
     stride = plan.tp
     grads = params.stage_max * reduce_bytes
+    whole = plan.fusion == "all" or plan.bucket_bytes <= 0.0
+    buffers = 1.0 if whole else max(params.stage_max * FP32_BYTES / plan.bucket_bytes, 1.0)
     if plan.zero == 0:
         cost = lines.cost("all_reduce", replicas, stride)
-        return float(cost(grads)), grads, float(cost(0.0))
+        latency = buffers * float(cost(0.0))
+        return float(cost(grads)) - float(cost(0.0)) + latency, grads, latency
     group = shard_ranks(plan)
     reduce = lines.cost("reduce_scatter", group, stride)
     gather = lines.cost("all_gather", group, stride)
     weights = params.stage_max * gather_bytes
-    seconds, latency = float(reduce(grads)) + float(gather(weights)), float(reduce(0.0)) + float(gather(0.0))
+    each = float(reduce(0.0)) + float(gather(0.0))
+    seconds, latency = float(reduce(grads)) + float(gather(weights)) + (buffers - 1.0) * each, buffers * each
     if replicas > group:
         across = lines.cost("all_reduce", replicas // group, stride * group)
         seconds, latency = seconds + float(across(grads / group)), latency + float(across(0.0))

@@ -32,6 +32,7 @@ _KEYS = frozenset(
         "autocast",
         "accumulation_passes",
         "scatter_gather",
+        "attention_kernels",
         "host_optimizer",
         "vocab_multiple",
         "strict_interleaving",
@@ -43,7 +44,8 @@ _KEYS = frozenset(
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stack:
     """A software stack. mlm_positions: share of the positions a masked-LM head is computed for. optimizer_bytes: bytes
-    moved per parameter and step; scatter_gather: between pipeline stages a tensor-parallel rank sends its share
+    moved per parameter and step; attention_kernels: ``newest`` of the device, or ``flash-2``, which knows no Hopper;
+    scatter_gather: between pipeline stages a tensor-parallel rank sends its share
     alone; optimizer_kernels: launches per tensor and step. fused: point-wise operators that run
     inside a neighbour's kernel, by their names in `simkit.workloads`; reduce_dtype: of the gradient exchange; autocast:
     weights are cast at each use rather than kept in the dtype of the arithmetic; accumulation_passes: gradients read
@@ -51,7 +53,8 @@ class Stack:
     host_optimizer: an offloaded optimizer runs on the host's processors (false: its state streams through the device);
     vocab_multiple: the vocabulary is padded to a multiple of this for each tensor-parallel rank; strict_interleaving:
     interleaved pipelines take a multiple of pp micro-batches only.
-    calibration holds at most three fitted constants a file, of ``eager`` (elementwise, host_kernel_s, step_s), ``conv``
+    calibration holds at most three fitted constants a file, of ``eager`` (elementwise, host_kernel_s, step_s,
+    attention), ``conv``
     (fp32, tensor) and ``message`` (seconds)."""
 
     name: str
@@ -68,6 +71,7 @@ class Stack:
     autocast: bool = True
     accumulation_passes: float = 3.0
     scatter_gather: bool = False
+    attention_kernels: str = "newest"
     host_optimizer: bool = True
     vocab_multiple: int = 1
     strict_interleaving: bool = False
@@ -112,6 +116,7 @@ def _stack(name: str, profiles: tuple[str, ...]) -> Stack:
         compiled=bool(table.get("compiled", False)),
         fused=frozenset(table.get("fused", ())),
         autocast=bool(table.get("autocast", True)),
+        attention_kernels=str(table.get("attention_kernels", "newest")),
         scatter_gather=bool(table.get("scatter_gather", False)),
         accumulation_passes=float(table.get("accumulation_passes", 3.0)),
         host_optimizer=bool(table.get("host_optimizer", True)),
