@@ -37,6 +37,7 @@ def ledger(found: Evaluation, resolved: Resolved, math: float, network_bound: st
         "accumulation_s": ("memory", evidence["memory"]),
         "sharding_s": (network_bound, network),
         "offload_s": ("PCIe slot", "assumed"),
+        "straggler_s": ("the slowest node", "assumed"),
         "bubble_s": ("fill, drain and messages of the pipeline", _weakest(weakest, network)),
         "exposed_comm_s": (network_bound, network),
         "optimizer_s": ("memory", evidence["memory"]),

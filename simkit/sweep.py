@@ -41,7 +41,8 @@ RATES = (
 )  # fmt: skip
 TERMS = ("forward_s", "backward_s", "compression_s", "exposed_comm_s", "optimizer_s", "host_s")
 SHARDED_TERMS = (
-    "recompute_s", "tp_comm_s", "launch_s", "accumulation_s", "offload_s", "sharding_s", "bubble_s", "other_s",
+    "recompute_s", "tp_comm_s", "launch_s", "accumulation_s", "offload_s", "sharding_s", "bubble_s", "straggler_s",
+    "other_s",
 )  # fmt: skip
 MONEY = ("cost_usd_per_hour", "usd_per_step", "power_w", "energy_j_per_step")
 JOB_MONEY = ("duration_s", "cost_usd", "energy_j")

@@ -3,7 +3,8 @@
     step = pipeline(stages) + exposed exchange + optimizer + host
 
 Terms: forward, backward, recompute and tp_comm (every message inside a block) of the slowest stage; launch_s: what the
-device waits for the host; accumulation_s: adding the gradients of a micro-batch to those before; sharding_s: gathers
+device waits for the host; accumulation_s: adding the gradients of a micro-batch to those before; straggler_s: waiting
+for the slowest of many nodes; sharding_s: gathers
 and reduce-scatters of sharded parameters that stick out; offload_s: copies to and from host memory that stick out.
 
 A stage's forward (backward) of one micro-batch is the sum over its blocks of compute and tensor-parallel messages;
@@ -20,6 +21,7 @@ Sources: Narayanan et al. (arXiv 2104.04473); Rajbhandari et al. (arXiv 1910.020
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -138,6 +140,7 @@ def sharded(
     hidden = min(exchange_s, float(stages.backward_s.max())) if traits.overlap and plan.zero < 3 else 0.0
     terms, ideal = _terms(blocks, held, plan, stages)
     terms["bubble_s"] = float(pipeline.end_s) - ideal
+    terms["straggler_s"] = straggling(cluster.nodes) * ideal
     terms["exposed_comm_s"] = exchange_s - hidden + traits.interference * hidden
     terms["optimizer_s"] = optimizer_s
     terms["host_s"] = traits.step_s * scales.host_s
@@ -158,6 +161,17 @@ def sharded(
         latency_s=latency_s,
         messages=_messages(blocks, plan, p2p_s, found, exchange_s),
     )
+
+
+STRAGGLER = 0.01
+"""Standard deviation of the speed of one node over that of its fellows: assumed, half of the 2 % by which servers of
+one GPU family from several vendors differ in published benchmark rounds."""
+
+
+def straggling(nodes: int) -> float:
+    """How much longer than the mean the slowest of `nodes` normal nodes takes, as a share: sigma · sqrt(2 ln n), the
+    leading term of the expected maximum (Cramer 1946, section 28.6); 0 for one node."""
+    return STRAGGLER * math.sqrt(2.0 * math.log(max(nodes, 1)))
 
 
 def _terms(blocks: _Blocks, held: Any, plan: Plan, stages: _Stages) -> tuple[dict[str, Num], float]:
