@@ -46,7 +46,7 @@ def fit_devices(tables: Mapping[str, Sequence[Row]], devices: Mapping[str, Devic
             continue
         fits[name][f"gemm.{dtype}"], floor_s = fit_products(data, device, dtype, fractions[name])
         if floor_s is not None and dtype in SIXTEEN_BIT:
-            note = "launch of graph-replayed products"
+            note = "the fastest of the graph-replayed products"
             fits[name]["kernel"] = Fit(
                 name="kernel", values={"seconds": floor_s}, dataset=(GRAPH_REPLAYS,), rows=data.size, note=note
             )

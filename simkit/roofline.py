@@ -62,11 +62,14 @@ def concat(parts: list[Columns]) -> Columns:
     )
 
 
-TILES = ((256, 128), (128, 256), (256, 64), (128, 64), (64, 64), (16, 64))
+TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64), (16, 64))
 """Output tiles a GEMM library chooses from (rows x columns of out)."""
 WIDE_TILES = ((256, 256), (256, 128), (128, 192), (128, 128), (256, 64), (64, 256), (64, 64))
 """The same from Hopper on, whose processors do `WIDE_FLOP_PER_CLOCK` or more and share operands between two blocks."""
 WIDE_FLOP_PER_CLOCK = 4096.0
+PLAIN_TILES = ((128, 128), (128, 64), (64, 128), (64, 64), (32, 64), (16, 64))
+"""The same for plain fp32 arithmetic, at `PLAIN_FLOP_PER_CLOCK` or less: no tensor cores."""
+PLAIN_FLOP_PER_CLOCK = 256.0
 SPLITS = (1, 2)
 """Ways of cutting the inner dimension of a product (split-k)."""
 SPLIT_S = 2e-6
@@ -75,7 +78,8 @@ TAIL = 0.6
 """Share of an unfinished last wave that is lost; 1 = whole waves only, 0 = perfect balance."""
 OPERAND = 16.0
 """Relative cost of bringing a tile's operands on chip, 1/e_tile = 1 + OPERAND·(tm + tn)/(tm·tn), where a processor
-does at least `OPERAND_FLOP_PER_CLOCK`; less in proportion below, for shared memory then feeds slower arithmetic."""
+does at least `OPERAND_FLOP_PER_CLOCK` and on plain arithmetic, which reads operands into registers; on slower tensor
+cores less, as the root of their rate, for the same shared memory feeds them."""
 OPERAND_FLOP_PER_CLOCK = 2048.0
 QUERY_BLOCK = 128.0
 """Queries that one thread block of a fused attention kernel handles (FlashAttention 2 and 3 at head size 128)."""
@@ -123,8 +127,9 @@ class Law:
 def _choices(flop_per_clock: float, sm_count: float, depth: float, axes: int) -> tuple[Array, ...]:
     """(tm, tn, splits per processor, splits, start-up, FLOP-equivalents of a wave per inner length, 8 bytes a partial
     sum, second kernel) of everything a library may choose on such a processor; shape (choices, 1, ...)."""
-    operand = OPERAND * min(flop_per_clock / OPERAND_FLOP_PER_CLOCK, 1.0)
-    tiles = WIDE_TILES if flop_per_clock >= WIDE_FLOP_PER_CLOCK else TILES
+    plain = flop_per_clock <= PLAIN_FLOP_PER_CLOCK
+    operand = OPERAND * (1.0 if plain else min(flop_per_clock / OPERAND_FLOP_PER_CLOCK, 1.0) ** 0.5)
+    tiles = PLAIN_TILES if plain else WIDE_TILES if flop_per_clock >= WIDE_FLOP_PER_CLOCK else TILES
     tm, tn, split = np.array([(*tile, q) for tile in tiles for q in SPLITS], dtype=float).T
     flops = 2.0 * (tm * tn + operand * (tm + tn)) * sm_count
     cut = split > 1.0
@@ -144,7 +149,7 @@ def matmul_seconds(batch: Array, m: Array, n: Array, k: Array, law: Law) -> Arra
 
         w' · SM · 2·tm·tn·(k/q + k0·128/√(tm·tn)) / (peak · ceiling · e_tile),
         w = batch·ceil(m/tm)·ceil(n/tn)·q / SM,    w' = w + TAIL·(ceil(w) - w),
-        1/e_tile = 1 + OPERAND·min(FLOP per clock / 2048, 1)·(tm+tn)/(tm·tn),
+        1/e_tile = 1 + OPERAND·(tm+tn)/(tm·tn), OPERAND less on slow tensor cores,
 
     plus, for q > 1, the partial sums' way through memory and a second kernel. Shapes: all (..., rows). Tile and wave
     quantisation after NVIDIA's "Matrix Multiplication Background User's Guide"; the k0 ramp and the operand term are

@@ -46,9 +46,15 @@ def test_one_tile_on_one_processor() -> None:
 
 
 def test_operands_weigh_less_on_a_slower_processor() -> None:
-    # 512 FLOP per clock are a quarter of 2048: 2·(256·128 + 4·384)·1000.
+    # 512 FLOP per clock are a quarter of 2048, whose root is a half: 2·(256·128 + 8·384)·1000.
     law = replace(FREE_MEMORY, flop_per_clock=512.0)
-    assert product(1, 256, 128, 1000, law) == pytest.approx(6.8608e-5, rel=1e-12)
+    assert product(1, 256, 128, 1000, law) == pytest.approx(7.168e-5, rel=1e-12)
+
+
+def test_plain_arithmetic_takes_small_tiles_and_whole_operands() -> None:
+    # One 128x128 tile at 128 FLOP per clock: 2·(128·128 + 16·256)·1000.
+    law = replace(FREE_MEMORY, flop_per_clock=128.0)
+    assert product(1, 128, 128, 1000, law) == pytest.approx(4.096e-5, rel=1e-12)
 
 
 def test_wide_tiles_from_hopper_on() -> None:
