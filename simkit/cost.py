@@ -57,6 +57,8 @@ def cost(
             figures["cost_usd"] = steps * figures["usd_per_step"]
         if power is not None:
             figures["energy_j"] = steps * power * step_s
+    elif scenario.given("epochs"):
+        warnings.append("epochs without dataset_samples: how long the whole job is stays unknown")
     return figures, notes, warnings
 
 

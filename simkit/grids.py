@@ -204,6 +204,9 @@ def _places(name: str, part: str, steps: str, low: float, high: float) -> Array:
     if not re.fullmatch(r"[0-9]{1,12}", digits) or int(digits) < 1:
         raise InputError("has no count of at least 1", key=name, value=part, hint=FORMS)
     _bounded(name, part, int(digits))
+    if int(digits) == 1 and low != high:
+        hint = "the third number counts the values, both ends included, as in 0:3:4"
+        raise InputError("has two ends for one value", key=name, value=part, hint=hint)
     return np.linspace(0.0, 1.0, int(digits)) if int(digits) > 1 else np.zeros(1)
 
 

@@ -298,8 +298,10 @@ def _hopeless(plan: Plan, capacity: float, fixed: Mapping[str, float], least_byt
     """What one sample a micro-batch and full recomputation still lack, and why."""
     states = fixed["weights"] + fixed["gradients"] + fixed["optimizer"]
     if states > capacity:
+        divided = plan.tp * plan.pp * plan.ep > 1 or plan.zero > 0
+        divide = "divide them further (zero, tp, pp), over more cards if need be" if divided else "shard them"
         over = format_bytes(states - capacity)
-        return f"weights, gradients and optimizer alone are {over} over: take a larger card, or shard them"
+        return f"weights, gradients and optimizer alone are {over} over: take a larger card, or {divide}"
     least = f"even micro_batch=1 with recompute=full needs {format_bytes(least_bytes)}"
     if fixed["exchange"] > states:
         share = format_bytes(fixed["exchange"])

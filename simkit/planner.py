@@ -74,9 +74,7 @@ def _batched(resolved: Resolved) -> Resolved:
             why = "the smallest; no larger one fits with a tenth of the memory free"
         notes.append(f"micro_batch = {micro}: {why}")
     if "grad_accum" in resolved.open:
-        accum = max(per_rank // plan.micro_batch, 1)
-        if plan.vpp > 1 and total is None:
-            accum = -(-accum // plan.pp) * plan.pp
+        accum = _accumulated(resolved, per_rank, plan.micro_batch)
         plan = replace(plan, grad_accum=accum)
         if total is None:
             notes.append(
@@ -92,15 +90,26 @@ def _largest_fit(resolved: Resolved, per_rank: int, *, exact: bool) -> tuple[int
     low, high = 0, len(sizes) - 1
     while low < high:
         middle = (low + high + 1) // 2
-        if _fits(resolved, sizes[middle]):
+        if _fits(resolved, per_rank, sizes[middle]):
             low = middle
         else:
             high = middle - 1
     return sizes[low], low == 0 and len(sizes) > 1
 
 
-def _fits(resolved: Resolved, micro: int) -> bool:
-    found = evaluate(replace(resolved, plan=replace(resolved.plan, micro_batch=micro, grad_accum=1)), advise=False)
+def _accumulated(resolved: Resolved, per_rank: int, micro: int) -> int:
+    """Micro-batches of this size in the samples of a rank; a usual batch is rounded up to what interleaving takes."""
+    plan, accum = resolved.plan, max(per_rank // micro, 1)
+    if plan.vpp > 1 and not resolved.scenario.get("global_batch"):
+        accum = -(-accum // plan.pp) * plan.pp
+    return accum
+
+
+def _fits(resolved: Resolved, per_rank: int, micro: int) -> bool:
+    """With as many micro-batches as there will be: a pipeline holds several at once."""
+    plan = resolved.plan
+    accum = _accumulated(resolved, per_rank, micro) if "grad_accum" in resolved.open else plan.grad_accum
+    found = evaluate(replace(resolved, plan=replace(plan, micro_batch=micro, grad_accum=accum)), advise=False)
     return found.memory.reserved_bytes <= HEADROOM * found.memory.capacity_bytes
 
 

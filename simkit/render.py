@@ -28,6 +28,7 @@ PART_FIELDS = "name kind forward_s backward_s share count per"
 COMPUTE_TERMS = ("forward_s", "backward_s", "optimizer_s")
 
 
+_SUMS = frozenset({"allocated", "reserved", "device"})
 RATES = ("iteration_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "samples_per_s", "mfu", "hfu")
 
 
@@ -83,7 +84,17 @@ def breakdown(report: Report) -> dict[str, float]:
 
 
 def per_stage(report: Report) -> list[dict[str, Any]]:
-    """One entry a pipeline stage; without a pipeline the whole model is stage 0."""
+    """The memory of each pipeline stage; without a pipeline the whole model is stage 0, with its seconds."""
+    stages = report.memory.per_stage
+    if len(stages) > 1:
+        return [
+            {
+                "stage": i,
+                "peak_memory_gib": stage["device"] / GIB,
+                "memory": {f"{stem(k)}_gib": v / GIB for k, v in stage.items() if k not in _SUMS},
+            }
+            for i, stage in enumerate(stages)
+        ]
     computing = math.fsum(report.breakdown.get(name, 0.0) for name in ("forward_s", "backward_s"))
     return [{"stage": 0, "compute_s": computing, "peak_memory_gib": report.memory.device_bytes / GIB}]
 

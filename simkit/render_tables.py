@@ -73,6 +73,8 @@ def verdict(base: Report, other: Report, *, name: str = "") -> str:
         words.append(_words(found["energy_per_sample"], "the same energy", "less energy", "times the energy"))
     if not other.fits:
         words.append("does not fit")
+    if not base.fits:
+        words.append("against one that does not fit")
     return f"{name or other.scenario.get('cluster', 'the other')}: {', '.join(words)}"
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 
 from simkit.commands import _flags, _output
+from simkit.errors import InputError
 
 
 def configure(parser: _flags.Parser) -> None:
@@ -38,7 +39,9 @@ def run(args: argparse.Namespace) -> int:
 
         _output.write_page(args, trace_page(report))
     if args.output or not args.html:
-        assert report.timeline is not None  # asked for with spans=True
+        if report.timeline is None or not report.timeline.spans:
+            hint = "leave tp, pp, cp, ep, zero and offload out; `simkit predict --breakdown` shows them too"
+            raise InputError("a trace is drawn of data parallelism alone", hint=hint)
         events = chrome_trace(report.timeline, device_names=report.device_names, label=label(report))
         if args.output:
             _output.remark(args, f"wrote {write_text(args.output, to_json(events))}")

@@ -87,7 +87,7 @@ def _text(args: argparse.Namespace, found: dict[str, Any]) -> None:
     _output.emit(f"{found['predicted']} of {found['rows']} rows predicted, {len(refused)} refused")
     if not args.quiet:
         for entry in refused[:20]:
-            _output.emit(f"! {entry['id']}: {entry['reason']}")
+            _output.emit(f"! {entry['id'] or 'a row without id'}: {entry['reason']}")
         if len(refused) > 20:
             _output.emit(f"! and {len(refused) - 20} more; --json lists all")
 

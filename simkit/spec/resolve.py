@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from simkit import plugins
-from simkit.errors import InputError, RefusedError, unknown
+from simkit.errors import InputError, RefusedError, nearest, unknown
 from simkit.spec import cluster as clusters
 from simkit.spec import convnets
 from simkit.spec import models as zoo
@@ -23,7 +23,7 @@ from simkit.spec.hardware import Cluster, Device
 from simkit.spec.model import ConvSpec, Model, TransformerSpec
 from simkit.spec.plan import Plan
 from simkit.spec.scenario import Scenario
-from simkit.spec.stack import DEFAULT, Stack, known, stack
+from simkit.spec.stack import DEFAULT, Stack, known, stack, stack_names
 from simkit.units import MIB
 
 DEFAULT_MODEL = "bert-large"
@@ -168,7 +168,9 @@ def _stack(scenario: Scenario, notes: list[str], warnings: list[str]) -> Stack:
     if not scenario.given("stack"):
         notes.append(f"stack = {DEFAULT}: none given")
     if not known(name, scenario.profiles):
-        warnings.append(f"stack {name!r} has no profile: priced as {DEFAULT}, with a wider interval")
+        close = nearest(name, stack_names(scenario.profiles))
+        hint = f"; did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
+        warnings.append(f"stack {name!r} has no profile: priced as {DEFAULT}, with a wider interval{hint}")
         name = DEFAULT
     return stack(name, profiles=scenario.profiles)
 

@@ -78,3 +78,10 @@ def test_a_job_that_never_fits_is_answered_all_the_same() -> None:
     answer = evaluate(found)
     assert not answer.memory.fits
     assert answer.end_s > 0
+
+
+def test_a_pipeline_fits_with_all_its_micro_batches_in_flight() -> None:
+    job = {"model": "llama-2-13b", "cluster": "2x8xh100", "tp": 2, "pp": 4, "global_batch": 256}
+    found = plan(**job).plan
+    assert found.micro_batch * found.grad_accum * 2 == 256
+    assert predict(**job).fits
