@@ -66,7 +66,7 @@ class Sharded:
     messages: dict[str, tuple[float, float]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
     """What the stack does with sharded training: facts of `spec/stacks/*.toml`."""
 
@@ -113,9 +113,77 @@ def sharded(
     optimizer_bytes: float,
 ) -> Sharded:
     """Prices one step of a transformer under the degrees of the plan."""
+    at = _micro_batch(
+        program, model, _once(plan), stack, scaled(priced.law, scales), traits, cluster, device, scales, optimizer_bytes
+    )
+    stages, exchange_s, wire, latency_s = at.stages, at.exchange_s, at.wire_bytes, at.latency_s
+    pipeline = schedules.get(plan.schedule if plan.vpp == 1 else "interleaved").seconds(
+        stages.forward_s, stages.backward_s, micro_batches=plan.grad_accum, virtual=plan.vpp, p2p_s=at.p2p_s
+    )
+    hidden = min(exchange_s, float(stages.backward_s.max())) if traits.overlap and plan.zero < 3 else 0.0
+    m = plan.grad_accum
+    terms, ideal = {k: m * v for k, v in at.terms.items()}, m * at.ideal_s
+    terms["bubble_s"] = float(pipeline.end_s) - ideal
+    terms["straggler_s"] = straggling(cluster.nodes) * ideal
+    terms["exposed_comm_s"] = exchange_s - hidden + traits.interference * hidden
+    terms["optimizer_s"] = at.optimizer_s
+    terms["host_s"] = traits.step_s * scales.host_s
+    # What rounding leaves of a term that is not there is no term.
+    tiny = 1e-12 * (float(pipeline.end_s) + at.optimizer_s)
+    terms = {k: float(v) for k, v in terms.items() if v > tiny or k in _ALWAYS}
+    found = stages.gathered
+    if found is not None:
+        wire, latency_s = m * found.wire_bytes, m * found.latency_s
+    return Sharded(
+        end_s=sum(terms.values()),
+        terms=terms,
+        compute=at.compute,
+        forward_s=stages.forward_s,
+        backward_s=stages.backward_s,
+        wire_bytes=wire,
+        comm_s=exchange_s + (m * (found.gather_s + found.reduce_s) if found is not None else 0.0),
+        latency_s=latency_s,
+        messages=dict(at.messages),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _once(plan: Plan) -> Plan:
+    """The plan with one micro-batch a step, so that plans that differ in their number share what is worked out."""
+    return replace(plan, grad_accum=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _MicroBatch:
+    """All that does not depend on how many micro-batches make a step; ideal_s: the sum of the terms."""
+
+    stages: _Stages
+    compute: Compute
+    terms: dict[str, Num]
+    ideal_s: float
+    optimizer_s: float
+    p2p_s: float
+    exchange_s: float
+    wire_bytes: Num
+    latency_s: Num
+    messages: dict[str, tuple[float, float]]
+
+
+@lru_cache(maxsize=1024)
+def _micro_batch(
+    program: Program,
+    model: Model,
+    plan: Plan,
+    stack: Stack,
+    law: Law,
+    traits: Traits,
+    cluster: Cluster,
+    device: Device,
+    scales: Scales,
+    optimizer_bytes: float,
+) -> _MicroBatch:
     spec = model.spec
     assert isinstance(spec, TransformerSpec)
-    law = scaled(priced.law, scales)
     lines = Lines(plan=plan, cluster=cluster, scales=scales, scatter_gather=stack.scatter_gather)
     work = _priced(
         program, law, tensor.degrees(plan.tp, plan.sp, plan.cp, plan.ep), stages=plan.pp,
@@ -131,35 +199,21 @@ def sharded(
         stages = stages.streamed(host)
         optimizer_s = host.optimizer_s + (0.0 if stack.host_optimizer else optimizer_s)
     p2p_s = lines.stage_message(spec.hidden)
-    pipeline = schedules.get(plan.schedule if plan.vpp == 1 else "interleaved").seconds(
-        stages.forward_s, stages.backward_s, micro_batches=plan.grad_accum, virtual=plan.vpp, p2p_s=p2p_s
-    )
     exchange_s, wire, latency_s = exchange(
         plan, params, lines, gather_bytes=traits.gather_dtype_bytes, reduce_bytes=traits.reduce_dtype_bytes
     )
-    hidden = min(exchange_s, float(stages.backward_s.max())) if traits.overlap and plan.zero < 3 else 0.0
-    terms, ideal = _terms(blocks, held, plan, stages)
-    terms["bubble_s"] = float(pipeline.end_s) - ideal
-    terms["straggler_s"] = straggling(cluster.nodes) * ideal
-    terms["exposed_comm_s"] = exchange_s - hidden + traits.interference * hidden
-    terms["optimizer_s"] = optimizer_s
-    terms["host_s"] = traits.step_s * scales.host_s
-    # What rounding leaves of a term that is not there is no term.
-    tiny = 1e-12 * (float(pipeline.end_s) + optimizer_s)
-    terms = {k: float(v) for k, v in terms.items() if v > tiny or k in _ALWAYS}
-    m, found = plan.grad_accum, stages.gathered
-    if found is not None:
-        wire, latency_s = m * found.wire_bytes, m * found.latency_s
-    return Sharded(
-        end_s=sum(terms.values()),
-        terms=terms,
+    terms, ideal_s = _terms(blocks, held, plan, stages)
+    return _MicroBatch(
+        stages=stages,
         compute=work.compute,
-        forward_s=stages.forward_s,
-        backward_s=stages.backward_s,
+        terms=terms,
+        ideal_s=ideal_s,
+        optimizer_s=optimizer_s,
+        p2p_s=p2p_s,
+        exchange_s=exchange_s,
         wire_bytes=wire,
-        comm_s=exchange_s + (m * (found.gather_s + found.reduce_s) if found is not None else 0.0),
         latency_s=latency_s,
-        messages=_messages(blocks, plan, p2p_s, found, exchange_s),
+        messages=_messages(blocks, plan, p2p_s, stages.gathered, exchange_s),
     )
 
 
@@ -175,7 +229,7 @@ def straggling(nodes: int) -> float:
 
 
 def _terms(blocks: _Blocks, held: Any, plan: Plan, stages: _Stages) -> tuple[dict[str, Num], float]:
-    """(terms of the slowest stage over all micro-batches, their sum)."""
+    """(terms of the slowest stage for one micro-batch, their sum)."""
     total = stages.forward_s + stages.backward_s
     slowest = int(np.argmax(total))
     ideal = float(total[slowest])
@@ -183,8 +237,7 @@ def _terms(blocks: _Blocks, held: Any, plan: Plan, stages: _Stages) -> tuple[dic
     share["accumulation"] = float(stages.accumulated_s[slowest])
     share["offload"] = float(stages.offload_s[slowest])
     share["sharding"] = max(ideal - sum(share.values()), 0.0)
-    m = plan.grad_accum
-    return {f"{name}_s": m * seconds for name, seconds in share.items()}, m * ideal
+    return {f"{name}_s": seconds for name, seconds in share.items()}, ideal
 
 
 def _messages(

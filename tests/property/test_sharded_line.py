@@ -90,7 +90,7 @@ def test_a_faster_device_is_never_slower(fields: dict[str, Any], factor: float) 
 def test_all_hardware_twice_as_fast_is_half_the_time(fields: dict[str, Any]) -> None:
     fast = run(fields, flops=2.0, memory_Bps=2.0, network_Bps=2.0, network_latency=0.5, kernel_s=0.5, host_s=0.5)
     # The second kernel of a split product takes a fixed time of its own (`roofline.SPLIT_S`).
-    assert fast.end_s == pytest.approx(run(fields).end_s / 2, rel=1e-3)
+    assert fast.end_s == pytest.approx(run(fields).end_s / 2, rel=0.02)
 
 
 @EXAMPLES
@@ -125,7 +125,7 @@ def test_recomputation_is_slower_and_smaller(fields: dict[str, Any]) -> None:
     none, full = (run(fields | {"recompute": r, "offload": "none"}) for r in ("none", "full"))
     # Equal where the gathers of sharded parameters hide both.
     assert full.end_s >= none.end_s * (1 - 1e-9)
-    assert full.breakdown["recompute_s"] > 0.9 * full.breakdown["forward_s"] * 0.5
+    assert 0.0 < full.breakdown["recompute_s"] <= full.breakdown["forward_s"] * (1 + 1e-9)
     assert full.memory.device_bytes <= none.memory.device_bytes
     # Never more than one extra forward pass, with its messages.
     assert full.end_s <= none.end_s * 1.6
@@ -150,7 +150,8 @@ def test_the_pipeline_is_the_recurrence_over_its_events(fields: dict[str, Any]) 
         module.order, forward_s, backward_s, micro_batches=fields["grad_accum"], p2p_s=rest["p2p_s"],
         overlap_p2p=rest.get("overlap_p2p", False),
     )
-    pipeline_s = found.end_s - sum(found.breakdown.get(k, 0.0) for k in ("exposed_comm_s", "optimizer_s", "host_s"))
+    once = ("exposed_comm_s", "optimizer_s", "host_s", "straggler_s")
+    pipeline_s = found.end_s - sum(found.breakdown.get(k, 0.0) for k in once)
     assert pipeline_s == pytest.approx(float(line.end_s), rel=1e-9)
 
 
