@@ -25,6 +25,7 @@ from simkit import calibrate_devices, calibrate_links, calibrate_runs, calibrate
 from simkit.calibrate_links import fit_toml
 from simkit.calibrate_runs import Fits, merged
 from simkit.errors import InputError
+from simkit.intervals import REGIMES
 from simkit.spec import load, priors, profiles, stack
 from simkit.spec.hardware import Fit
 
@@ -87,18 +88,29 @@ def calibrate(folder: Path, *, say: Say = lambda line: None) -> Outcome:
     }
     with priors.replaced(pooled):
         found = calibrate_runs.runs(read_tables(folder, RUN_TABLES))
-        fits = merged(fits, calibrate_runs.fit_compute(found, fits))
-        say(f"runs on one device: {calibrate_runs.summary(found, fits, single=True)}")
-        network, interference = calibrate_runs.fit_network(found, fits)
-    fits, pooled = merged(fits, network), {**pooled, "interference": interference}
-    with priors.replaced(pooled):
         trained = calibrate_runs.runs(read_tables(folder, TRAINING_TABLES))
+    fits, pooled = _data_parallel(found, fits, pooled, say)
+    with priors.replaced(pooled):
         fits = merged(fits, calibrate_training.fit_training(trained, fits))
+    # Once more, now that the clocks of devices under load are known.
+    fits, pooled = _data_parallel(found, fits, pooled, say)
+    with priors.replaced(pooled):
         say(f"LLM training: {calibrate_runs.summary(trained, fits)}")
         found = [*found, *trained]
         say(f"runs on several devices: {calibrate_runs.summary(found, fits, single=False)}")
         intervals = _intervals(found, fits)
     return Outcome(fits=fits, priors=pooled, intervals=intervals)
+
+
+def _data_parallel(
+    found: Sequence[calibrate_runs.Run], fits: Fits, pooled: Mapping[str, Fit], say: Say
+) -> tuple[Fits, dict[str, Fit]]:
+    """The declared exceptions of data-parallel training, with all other fits held fixed."""
+    with priors.replaced(pooled):
+        fits = merged(fits, calibrate_runs.fit_compute(found, fits))
+        say(f"runs on one device: {calibrate_runs.summary(found, fits, single=True)}")
+        network, interference = calibrate_runs.fit_network(found, fits)
+    return merged(fits, network), {**pooled, "interference": interference}
 
 
 def _intervals(found: Sequence[calibrate_runs.Run], fits: Fits) -> dict[str, tuple[float, float, int]]:
@@ -109,7 +121,7 @@ def _intervals(found: Sequence[calibrate_runs.Run], fits: Fits) -> dict[str, tup
             ratios.setdefault(name, []).append(1.0 / (1.0 + error))
     everything = ratios.pop("all", [])
     out = {}
-    for regime in ("one-device", "one-device-assumed", "exchange", "exchange-assumed"):
+    for regime in REGIMES:
         values = ratios.get(regime, [])
         values = values if len(values) >= LEAST_ROWS else everything
         if values:

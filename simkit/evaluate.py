@@ -97,9 +97,25 @@ def evaluate(
     calibrated = bool(resolved.scenario.get("calibration", True))
     work = workload(model, plan, stack)
     per_device = [_on(d, work, plan, stack, calibrated, scales) for d in dict.fromkeys(resolved.cluster.devices)]
+    each = [_paced(resolved, work, *on, scales, spans, advise) for on in per_device]
     # Synchronous training runs at the pace of the slowest device, never at the mean.
-    device, priced, cost = max(per_device, key=lambda item: item[3])[:3]
+    return max(each, key=lambda found: found.end_s)
+
+
+def _paced(
+    resolved: Resolved,
+    work: Program,
+    device: Device,
+    priced: Pricing,
+    cost: Compute,
+    scales: Scales,
+    spans: bool,
+    advise: bool,
+) -> Evaluation:
+    """The step when every rank computes at the pace of `device`."""
+    plan, model = resolved.plan, resolved.model
     if is_sharded(plan):
+        calibrated = bool(resolved.scenario.get("calibration", True))
         return _sharded(resolved, work, device, priced, calibrated, scales, advise)
     known = constants(resolved, device, priced, scales)
     traded = exchange(
@@ -259,11 +275,10 @@ def _averaged(timelines: tuple[Timeline, ...]) -> tuple[float, Mapping[str, floa
 
 def _on(
     device: Device, work: Program, plan: Plan, stack: Stack, calibrated: bool, scales: Scales
-) -> tuple[Device, Pricing, Compute, float]:
+) -> tuple[Device, Pricing, Compute]:
     priced = pricing(device, plan.precision, stack, fp16_accumulate=plan.fp16_accumulate, calibration=calibrated)
     cost = compute(work, micro_batch=plan.micro_batch, seq_len=plan.seq_len, law=scaled(priced.law, scales))
-    total = cost.total(work.forward, backward=False) + cost.total(work.backward, backward=True)
-    return device, priced, cost, total
+    return device, priced, cost
 
 
 def weigh(

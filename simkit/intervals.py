@@ -1,10 +1,9 @@
 """How sure we are: 90 % intervals from the residuals of the scored tables, by regime (`hwprofiles/intervals.toml`).
 
-A regime is what the prediction rests on: ``one-device``, ``exchange`` (several devices), each ``-assumed`` where a
-device,
-link or stack has no measurement behind it. The factors are the 5 % and 95 % quantiles of measured/predicted over the
-rows of that regime, so the interval covers nine rows in ten of the data it was learned from; `simkit calibrate`
-rewrites them.
+A regime is what the prediction rests on: ``one-device``, ``exchange`` (several devices that hold the whole model),
+``sharded`` (tensor, pipeline, context or expert parallelism, ZeRO), each ``-assumed`` where a device, link or stack has
+no measurement behind it. The factors are the 5 % and 95 % quantiles of measured/predicted over the rows of that regime,
+so the interval covers nine rows in ten of the data it was learned from; `simkit calibrate` rewrites them.
 """
 
 from __future__ import annotations
@@ -14,18 +13,20 @@ from collections.abc import Mapping
 from functools import lru_cache
 from importlib.resources import files
 
-from simkit.evaluate import Evaluation
+from simkit.evaluate import Evaluation, is_sharded
 from simkit.spec.resolve import Resolved
 
+REGIMES = tuple(f"{name}{rest}" for name in ("one-device", "exchange", "sharded") for rest in ("", "-assumed"))
 FALLBACK = (0.6, 1.6)
 """Where no table holds a row of the regime: assumed."""
 
 
 def regime(resolved: Resolved, found: Evaluation) -> str:
     """The regime of one prediction."""
-    name = "exchange" if resolved.plan.dp > 1 else "one-device"
+    plan = resolved.plan
+    name = "one-device" if plan.world == 1 else "sharded" if is_sharded(plan) else "exchange"
     measured = found.pricing.evidence["ceiling"] != "assumed" and found.pricing.evidence["memory"] != "assumed"
-    if resolved.plan.dp > 1 and measured:
+    if plan.world > 1 and measured:
         cluster = resolved.cluster
         links = [
             link

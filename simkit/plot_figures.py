@@ -17,7 +17,8 @@ from simkit.units import GIB, format_bytes, format_s
 
 if TYPE_CHECKING:
     from simkit.report import Report
-    from simkit.timeline import Span, Timeline
+    from simkit.spans import Span
+    from simkit.timeline import Timeline
 
 PALETTE = (
     "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7",

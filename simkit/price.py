@@ -155,6 +155,7 @@ def scaled(law: Law, scales: Scales) -> Law:
         peak_flops=law.peak_flops * scales.flops,
         memory_Bps=law.memory_Bps * scales.memory_Bps,
         kernel_s=law.kernel_s * scales.kernel_s,
+        split_s=law.split_s * scales.kernel_s,
     )
 
 

@@ -233,7 +233,7 @@ class Program:
     def blocks_with_experts(self) -> Array:
         """1 for each block that routes tokens to experts, else 0."""
         experts = np.array([m == "experts" for m in self.forward.modules], dtype=bool)
-        return (self.blocks.counts[:, experts].sum(axis=1) > 0).astype(float)
+        return np.asarray(self.blocks.counts[:, experts].sum(axis=1) > 0, dtype=float)
 
     def replayed(self, recompute: str) -> Array:
         """How often back-propagation runs each forward row of each block again, shape (blocks, forward rows).

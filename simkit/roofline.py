@@ -100,8 +100,8 @@ class Law:
     decides tiles and operands; sm_count: processors that share the tiles; memory_Bps: streaming rate (peak times the
     fitted fraction); stream: rate at which products stream, relative to it; attention_ceiling, attention_depth: of
     fused attention; conv: time of a convolution relative to the product of the same shape; elementwise: bytes an eager
-    framework really moves per byte counted; kernel_s: device time per launch; sustained: clock under load relative to
-    that of the operator tables.
+    framework really moves per byte counted; kernel_s: device time per launch; split_s: of the second kernel of a split
+    product; sustained: clock under load relative to that of the operator tables.
     """
 
     peak_flops: float
@@ -116,6 +116,7 @@ class Law:
     conv: float = 1.0
     elementwise: float = 1.0
     kernel_s: float = 0.0
+    split_s: float = SPLIT_S
     sustained: float = 1.0
     element_bytes: float = 2.0
 
@@ -134,7 +135,7 @@ def _choices(flop_per_clock: float, sm_count: float, depth: float, axes: int) ->
     flops = 2.0 * (tm * tn + operand * (tm + tn)) * sm_count
     cut = split > 1.0
     start = depth * 128.0 / np.sqrt(tm * tn)
-    columns = (tm, tn, split / sm_count, split, start, flops, 8.0 * split * cut, SPLIT_S * cut)
+    columns = (tm, tn, split / sm_count, split, start, flops, 8.0 * split * cut, cut.astype(float))
     return tuple(c.reshape(-1, *(1,) * axes) for c in columns)
 
 
@@ -167,7 +168,7 @@ def matmul_seconds(batch: Array, m: Array, n: Array, k: Array, law: Law) -> Arra
 
 def _tried(batch: Array, m: Array, n: Array, k: Array, written: Array, law: Law, *choice: Array) -> Array:
     """Seconds with the given tiles and splits."""
-    tm, tn, share, split, start, flops, partial, second_s = choice
+    tm, tn, share, split, start, flops, partial, cut = choice
     waves = m / tm
     np.ceil(waves, out=waves)
     across = n / tn
@@ -180,7 +181,7 @@ def _tried(batch: Array, m: Array, n: Array, k: Array, written: Array, law: Law,
     waves += whole
     waves = waves * ((k / split + start) * (flops / (law.peak_flops * law.ceiling * law.sustained)))
     waves += written * (partial / law.memory_Bps)
-    waves += second_s
+    waves += cut * law.split_s
     return waves
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simkit.errors import unknown
+from simkit.spans import Span, add_collectives, add_kernels, add_segments, comm_span, kernel_span, span
 
 Array = NDArray[np.float64]
 Num = Any
@@ -98,21 +98,6 @@ class Sums(NamedTuple):
             merged_s=step.comm_s.sum(axis=0).cumsum(),
             comm_s=float(step.comm_s.sum()),
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """Something that occupied a stream from start_s to end_s. stream: ``compute``, ``comm`` or ``host``.
-
-    kind: ``accumulation forward backward encode between decode comm optimizer host``.
-    """
-
-    name: str
-    stream: str
-    start_s: float
-    end_s: float
-    kind: str
-    args: tuple[tuple[str, float | str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,9 +186,9 @@ def stretched(step: Step, factor: float) -> Step:
 def opening(step: Step) -> list[Span]:
     """The spans before back-propagation."""
     first_s = step.accumulation_s
-    record = [_span("forward", "compute", first_s, step.forward_s, "forward")]
+    record = [span("forward", "compute", first_s, step.forward_s, "forward")]
     if first_s > 0.0:
-        record.insert(0, _span("accumulation", "compute", 0.0, first_s, "accumulation"))
+        record.insert(0, span("accumulation", "compute", 0.0, first_s, "accumulation"))
     return record
 
 
@@ -223,9 +208,9 @@ def closing(
         host_s=host_s,
     )
     if record is not None:
-        record.append(_span("optimizer", "compute", end_s - host_s - optimizer_s, optimizer_s, "optimizer"))
+        record.append(span("optimizer", "compute", end_s - host_s - optimizer_s, optimizer_s, "optimizer"))
         if host_s > 0.0:
-            record.append(_span("host", "host", end_s - host_s, host_s, "host"))
+            record.append(span("host", "host", end_s - host_s, host_s, "host"))
         record.sort(key=lambda s: (s.start_s, s.end_s))
     return Timeline(
         end_s=end_s,
@@ -290,7 +275,7 @@ def _serial(step: Step, sums: Sums, record: list[Span] | None) -> tuple[float, A
     chains_s = begin_s + float(sums.done_s[-1])
     end_s = chains_s + np.cumsum(work_s.T.ravel()).reshape(buckets, 2 * phases + 1)
     if record is not None:
-        _segments(step, record, begin_s + np.cumsum(step.backward_s) - step.backward_s)
+        add_segments(step, record, begin_s + np.cumsum(step.backward_s) - step.backward_s)
         for i in range(buckets):
             for row in range(2 * phases + 1):
                 phase, seconds = row // 2, float(work_s[row, i])
@@ -307,7 +292,7 @@ def _inline(step: Step, sums: Sums, record: list[Span] | None) -> tuple[float, A
     phases, buckets = step.comm_s.shape
     if not buckets:
         if record is not None:
-            _segments(step, record, begin_s + np.cumsum(step.backward_s) - step.backward_s)
+            add_segments(step, record, begin_s + np.cumsum(step.backward_s) - step.backward_s)
         return 0.0, np.zeros(0)
     encoded_s, done_s = sums.encoded_s, sums.done_s
     device_s = float(begin_s + done_s[-1] + encoded_s[-1])
@@ -317,24 +302,24 @@ def _inline(step: Step, sums: Sums, record: list[Span] | None) -> tuple[float, A
     if record is not None:
         before = np.searchsorted(step.ready, np.arange(len(step.backward_s)), side="left")
         hooks_s = np.concatenate([[0.0], encoded_s])[before]
-        _segments(step, record, begin_s + done_s[:-1] + hooks_s)
-        _kernels(step, record, 0, issue_s, step.encode_s)
+        add_segments(step, record, begin_s + done_s[:-1] + hooks_s)
+        add_kernels(step, record, 0, issue_s, step.encode_s)
     end_s = _served(issue_s, sums.served_s[0])
     exposed_s = 0.0
     for p in range(1, phases):
         if record is not None:
-            _collectives(step, record, p - 1, end_s)
+            add_collectives(step, record, p - 1, end_s)
         between_s = step.between_s[p - 1]
         issue_s = fifo(end_s, between_s, device_s)
         exposed_s += float(issue_s[-1]) - device_s - float(between_s.sum())
         device_s = float(issue_s[-1])
         if record is not None:
-            _kernels(step, record, p, issue_s, between_s)
+            add_kernels(step, record, p, issue_s, between_s)
         end_s = _served(np.maximum(issue_s, end_s[-1]), sums.served_s[p])
     exposed_s = max(exposed_s + max(float(end_s[-1]) - device_s, 0.0), 0.0)
     if record is not None:
-        _collectives(step, record, phases - 1, end_s)
-        _kernels(step, record, phases, max(float(end_s[-1]), device_s) + np.cumsum(step.decode_s), step.decode_s)
+        add_collectives(step, record, phases - 1, end_s)
+        add_kernels(step, record, phases, max(float(end_s[-1]), device_s) + np.cumsum(step.decode_s), step.decode_s)
     return exposed_s, end_s
 
 
@@ -381,7 +366,7 @@ def _hook(step: Step, sums: Sums, record: list[Span] | None) -> tuple[float, Arr
             origin_s = now_s - done_s[segment]
             stop = bisect_left(done_s, released[0][0] - origin_s, segment + 1, target) if released else target
             if record is not None:
-                _segments(step, record, origin_s + np.asarray(done_s[segment:stop]), segment)
+                add_segments(step, record, origin_s + np.asarray(done_s[segment:stop]), segment)
             segment = stop
             now_s = origin_s + done_s[segment]
             while ready_buckets < buckets and ready[ready_buckets] < segment:
@@ -408,54 +393,3 @@ def _hook(step: Step, sums: Sums, record: list[Span] | None) -> tuple[float, Arr
                 record.append(comm_span(step, bucket, phase, start_s, seconds))
             comm_end_s[bucket] = network_s
             released.append((network_s, bucket, phase + 1))
-
-
-def _span(name: str, stream: str, start_s: float, seconds: float, kind: str, *args: tuple[str, float | str]) -> Span:
-    return Span(name=name, stream=stream, start_s=start_s, end_s=start_s + seconds, kind=kind, args=args)
-
-
-def segment_span(step: Step, segment: int, start_s: float, seconds: float) -> Span:
-    """The span of one backward segment."""
-    name = step.segment_names[segment] if segment < len(step.segment_names) else f"segment {segment}"
-    args: list[tuple[str, float | str]] = [("segment", segment)]
-    if segment < len(step.segment_bounds):
-        args.append(("bound", step.segment_bounds[segment]))
-    return _span(name, "compute", start_s, seconds, "backward", *args)
-
-
-def kernel_span(step: Step, bucket: int, phase: int, start_s: float, seconds: float) -> Span:
-    """The span of device work of a chain: phase 0 encodes, the last decodes, those between are `between`."""
-    kind = "encode" if phase == 0 else "decode" if phase == step.comm_s.shape[0] else "between"
-    name = f"between {bucket} phase {phase}" if kind == "between" else f"{kind} {bucket}"
-    return _span(name, "compute", start_s, seconds, kind, ("bucket", bucket), ("phase", phase))
-
-
-def comm_span(step: Step, bucket: int, phase: int, start_s: float, seconds: float) -> Span:
-    """The span of one collective, with its bytes and the uncompressed bytes of its bucket where they are known."""
-    args: list[tuple[str, float | str]] = [("bucket", bucket), ("phase", phase)]
-    if bucket < len(step.bucket_bytes):
-        args.append(("bucket_bytes", float(step.bucket_bytes[bucket])))
-    if step.wire_bytes.size:
-        args.append(("bytes", float(step.wire_bytes[phase, bucket])))
-    return _span(f"bucket {bucket} phase {phase}", "comm", start_s, seconds, "comm", *args)
-
-
-def _segments(step: Step, record: list[Span], start_s: Array, first: int = 0) -> None:
-    for j, start in enumerate(start_s.tolist(), first):
-        record.append(segment_span(step, j, start, float(step.backward_s[j])))
-
-
-Maker = Callable[[Step, int, int, float, float], Span]
-
-
-def _rows(step: Step, record: list[Span], make: Maker, phase: int, end_s: Array, seconds: Array) -> None:
-    for i, (end, duration) in enumerate(zip(end_s.tolist(), seconds.tolist(), strict=True)):
-        record.append(make(step, i, phase, end - duration, duration))
-
-
-def _kernels(step: Step, record: list[Span], phase: int, end_s: Array, seconds: Array) -> None:
-    _rows(step, record, kernel_span, phase, end_s, seconds)
-
-
-def _collectives(step: Step, record: list[Span], phase: int, end_s: Array) -> None:
-    _rows(step, record, comm_span, phase, end_s, step.comm_s[phase])

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from simkit.errors import InputError
+from simkit.spans import Span
 from simkit.spec.files import write_text
-from simkit.timeline import Span, Timeline
+from simkit.timeline import Timeline
 
 STREAMS = ("host", "compute", "comm")
 US_PER_S = 1e6

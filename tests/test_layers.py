@@ -19,7 +19,7 @@ LAYERS = (
     "roofline collectives compressors fusion network",
     "program workloads parallel schedules",
     "price memory count",
-    "timeline exchange train des",
+    "spans timeline exchange train des",
     "report render evaluate intervals planner cost goodput breakdown predict grids sweep search operators",
     "validate scoreboard calibrate measure",
     "trace plot dashboard compare",

@@ -15,17 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simkit.errors import InputError, unknown
+from simkit.spans import Span, comm_span, kernel_span, segment_span
 from simkit.timeline import (
     OVERLAPS,
     PLACEMENTS,
-    Span,
     Step,
     Timeline,
     closing,
-    comm_span,
-    kernel_span,
     opening,
-    segment_span,
 )
 
 Array = NDArray[np.float64]

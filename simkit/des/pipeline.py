@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from simkit.errors import InputError
 from simkit.schedules._common import BACKWARD, FORWARD, WEIGHT, Event, Num, Order
-from simkit.timeline import Span
+from simkit.spans import Span
 
 Array = NDArray[np.float64]
 KINDS = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from simkit.report import Memory, Report, Sensitivity, Term
-from simkit.timeline import Span
+from simkit.spans import Span
 
 GIB = 2.0**30
 

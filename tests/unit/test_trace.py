@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from simkit.errors import InputError
-from simkit.timeline import Span, Step, Timeline, schedule
+from simkit.spans import Span
+from simkit.timeline import Step, Timeline, schedule
 from simkit.trace import chrome_trace, write_trace
 
 THIRD_S = 1e-3 / 3
