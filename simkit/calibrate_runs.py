@@ -34,6 +34,8 @@ Fits = dict[str, dict[str, dict[str, Fit]]]
 V100_SXM = ("v100-sxm2-16gb", "v100-sxm2-32gb")
 CEILINGS: tuple[tuple[tuple[str, ...], str], ...] = ((("rtx2080ti",), "fp32"), (V100_SXM, "fp32"), (V100_SXM, "fp16"))
 """One ceiling each: chips that differ in memory only share it."""
+FOREIGN = ("MXNet", "OneFlow")
+"""Frameworks that notes name on rows of stack ``pytorch``: such rows are scored and never fitted."""
 LINKS = (("10gbe", "all_reduce"), ("100gbe", "all_reduce"), ("pcie3x16", "all_reduce+staged"))
 
 
@@ -47,13 +49,15 @@ class Run:
 
 
 def runs(tables: Mapping[str, Sequence[Row]]) -> list[Run]:
-    """The rows that state a rate or a time of a whole step and that simkit can resolve."""
+    """The rows that state a rate or a time of a whole step, ran on their stack and that simkit can resolve."""
     out = []
     for table, rows in tables.items():
         for row in rows:
             if row.get("metric") not in ("samples_per_s", "iteration_time_s", "tokens_per_s_per_gpu") or not row.get(
                 "value"
             ):
+                continue
+            if any(framework in row.get("notes", "") for framework in FOREIGN):
                 continue
             try:
                 resolved = planned(resolve(Scenario.of({k: v for k, v in row.items() if k in FIELDS and v})))

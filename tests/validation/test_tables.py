@@ -11,7 +11,21 @@ from simkit.scoreboard import path_of, scoreboard, tables
 from simkit.validate import Row, score, summary
 
 # Bounds as first committed: a registry entry above its figure here has been loosened.
-CEILINGS = {"dataparallel_ddlbench": 0.040, "dataparallel_dlperf": 0.135, "dataparallel_acpsgd_table": 0.10}
+CEILINGS = {
+    "dataparallel_ddlbench": 0.040,
+    "dataparallel_dlperf": 0.135,
+    "dataparallel_acpsgd_table": 0.10,
+    "pretrain_vtrain": 0.075,
+    "pretrain_llm_foundry": 0.036,
+    "pretrain_llm_foundry_old": 0.049,
+    "pretrain_megatron_papers": 0.145,
+    "pretrain_bigscience": 0.068,
+    "pretrain_internevo": 0.082,
+    "pretrain_flagperf": 0.075,
+    "pretrain_hf_two_cards": 0.080,
+    "pretrain_llmq_consumer": 0.090,
+    "pretrain_megatron_ci": 0.110,
+}
 
 
 @pytest.fixture(scope="module")
