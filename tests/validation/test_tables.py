@@ -21,7 +21,7 @@ CEILINGS = {
     "pretrain_megatron_papers": 0.145,
     "pretrain_bigscience": 0.068,
     "pretrain_internevo": 0.082,
-    "pretrain_flagperf": 0.075,
+    "pretrain_flagperf": 0.060,
     "pretrain_hf_two_cards": 0.080,
     "pretrain_llmq_consumer": 0.090,
     "pretrain_megatron_ci": 0.110,
