@@ -24,7 +24,7 @@ from simkit.errors import InputError, RefusedError
 from simkit.evaluate import Constants, constants, evaluate, is_sharded, weigh, workload
 from simkit.exchange import alone, buffers, message_seconds
 from simkit.planner import GAIN, planned, rival
-from simkit.price import Compute, Pricing, computed, peak, pricing
+from simkit.price import Pricing, computed, peak, pricing
 from simkit.program import basis
 from simkit.report import Memory
 from simkit.spec.hardware import Cluster, Device, Link
@@ -74,10 +74,9 @@ class _Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Batches:
-    """Per micro-batch: the lane that sets the pace, seconds of a pass alone, FLOPs, memory. done_s[i, j]: when backward
-    segment j has begun, counted from the begin of back-propagation; shape (sizes, segments + 1)."""
+    """Per micro-batch on one device: seconds of a pass alone, FLOPs, memory. done_s[i, j]: when backward segment j has
+    begun, counted from the begin of back-propagation; shape (sizes, segments + 1)."""
 
-    lane: Ints
     forward_s: Array
     done_s: Array
     flops: Array
@@ -114,55 +113,41 @@ class Case:
     def answers(self, micro: Ints, accum: Ints, link: Ints, links: Links) -> Columns:
         """The columns of these points, one entry each: micro-batch, micro-batches a step, position among the links."""
         sizes, size = np.unique(micro, return_inverse=True)
-        batches = self._batches(sizes)
         out: Columns = {}
-        for number, lane in enumerate(self.lanes):
-            mine = np.flatnonzero(batches.lane[size] == number)
-            if len(mine):
-                found = self._on(lane, batches, size[mine], micro[mine], accum[mine], link[mine], links)
-                for name, values in found.items():
-                    column = out.setdefault(name, np.empty(len(micro), dtype=np.asarray(values).dtype))
-                    column[mine] = values
+        for lane, batches in zip(self.lanes, self._batches(sizes), strict=True):
+            found = self._on(lane, batches, size, micro, accum, link, links)
+            if not out:
+                out = found
+                continue
+            # The slowest device of a mixed cluster sets the pace of the whole step, as in `evaluate`.
+            slower = found["iteration_time_s"] > out["iteration_time_s"]
+            out = {name: np.where(slower, found[name], values) for name, values in out.items()}
         return out
 
-    def _batches(self, sizes: Ints) -> _Batches:
-        """Sizes are priced a few at a time, so that the tiles of all operators never stand in memory together."""
+    def _batches(self, sizes: Ints) -> list[_Batches]:
+        """One per lane. Sizes are priced a few at a time, so that the tiles of all operators never stand in memory
+        together."""
         rows = len(self.work.forward) + len(self.work.backward)
         step = max(_ROWS // (32 * max(rows, 1)), 1)
-        parts = [self._few(sizes[i : i + step]) for i in range(0, len(sizes), step)]
-        if len(parts) == 1:
-            return parts[0]
-        return _Batches(
-            lane=np.concatenate([p.lane for p in parts]),
-            forward_s=np.concatenate([p.forward_s for p in parts]),
-            done_s=np.concatenate([p.done_s for p in parts]),
-            flops=np.concatenate([p.flops for p in parts]),
-            memory=[m for p in parts for m in p.memory],
-        )
+        return [
+            _joined([self._few(lane, sizes[i : i + step]) for i in range(0, len(sizes), step)]) for lane in self.lanes
+        ]
 
-    def _few(self, sizes: Ints) -> _Batches:
-        plan, work = self.resolved.plan, self.work
-        monomials = basis(sizes.astype(float), np.float64(plan.seq_len))
-        every = [computed(work, monomials, lane.priced.law) for lane in self.lanes]
-        totals = np.array([c.forward_total_s + c.backward_total_s for c in every])
-        lane = totals.argmax(axis=0)
-        forward_s, done_s = np.empty(len(sizes)), np.zeros((len(sizes), len(self._kept) + 1))
-        memory: list[Memory] = [None] * len(sizes)  # type: ignore[list-item]
+    def _few(self, lane: _Lane, sizes: Ints) -> _Batches:
+        plan, work, known = self.resolved.plan, self.work, lane.known
+        found = computed(work, basis(sizes.astype(float), np.float64(plan.seq_len)), lane.priced.law)
         fixed = {f.name: getattr(plan, f.name) for f in fields(Plan)} | {"grad_accum": 1}
-        for number, (one, found) in enumerate(zip(self.lanes, every, strict=True)):
-            mine = np.flatnonzero(lane == number)
-            if not len(mine):
-                continue
-            known = one.known
-            step = alone(work, Plan(**fixed), _rows(found, mine), known.optimizer_s, known.host_s, known.host_kernel_s)
-            forward_s[mine] = step.forward_s
-            ended_s = np.cumsum(step.backward_s, axis=-1)
-            done_s[mine, :-1] = np.where(self._kept >= 0, ended_s[:, self._kept], 0.0)
-            done_s[mine, -1] = ended_s[:, -1] if ended_s.shape[-1] else 0.0
-            for i in mine.tolist():
-                fixed["micro_batch"] = int(sizes[i])
-                memory[i] = weigh(self.resolved, work, self.resolved.model, Plan(**fixed), found, advise=False)
-        return _Batches(lane=lane, forward_s=forward_s, done_s=done_s, flops=every[0].model_flops, memory=memory)
+        step = alone(work, Plan(**fixed), found, known.optimizer_s, known.host_s, known.host_kernel_s)
+        forward_s, done_s = np.empty(len(sizes)), np.zeros((len(sizes), len(self._kept) + 1))
+        forward_s[:] = step.forward_s
+        ended_s = np.cumsum(step.backward_s, axis=-1)
+        done_s[:, :-1] = np.where(self._kept >= 0, ended_s[:, self._kept], 0.0)
+        done_s[:, -1] = ended_s[:, -1] if ended_s.shape[-1] else 0.0
+        memory = []
+        for size in sizes.tolist():
+            fixed["micro_batch"] = int(size)
+            memory.append(weigh(self.resolved, work, self.resolved.model, Plan(**fixed), found, advise=False))
+        return _Batches(forward_s=forward_s, done_s=done_s, flops=found.model_flops, memory=memory)
 
     @cached_property
     def _kept(self) -> Ints:
@@ -174,7 +159,7 @@ class Case:
     def _on(
         self, lane: _Lane, batches: _Batches, size: Ints, micro: Ints, accum: Ints, link: Ints, links: Links
     ) -> Columns:
-        """The columns of the points whose pace that device sets."""
+        """The columns of the points at the pace of that device."""
         known, plan = lane.known, self.resolved.plan
         forward_s, backward_s = batches.forward_s[size], batches.done_s[size, -1]
         earlier_s = (accum - 1) * (forward_s + backward_s)
@@ -272,6 +257,17 @@ class Case:
         )  # fmt: skip
 
 
+def _joined(parts: list[_Batches]) -> _Batches:
+    if len(parts) == 1:
+        return parts[0]
+    return _Batches(
+        forward_s=np.concatenate([p.forward_s for p in parts]),
+        done_s=np.concatenate([p.done_s for p in parts]),
+        flops=np.concatenate([p.flops for p in parts]),
+        memory=[m for p in parts for m in p.memory],
+    )
+
+
 def waits(
     ended_s: Array, served_s: Array, comm_s: Array, backward_s: Array, encode_s: float, rho: float
 ) -> tuple[Array, Array]:
@@ -298,11 +294,6 @@ def waits(
         later_s += served_s
         exposed_s = np.maximum(later_s.max(axis=-1) + behind_s - backward_s * factor, 0.0)
     return exposed_s, factor
-
-
-def _rows(found: Compute, index: Any) -> Compute:
-    """The Compute of some of its points."""
-    return Compute(**{f.name: getattr(found, f.name)[index] for f in fields(Compute)})
 
 
 def figures(

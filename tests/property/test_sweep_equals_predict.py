@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simkit.errors import InputError, RefusedError
 from simkit.grids import axes
-from simkit.predict import predict_scenario
+from simkit.predict import predict, predict_scenario
 from simkit.spec.scenario import Scenario
 from simkit.sweep import SHARDED_TERMS, TERMS, Sweep, sweep
 
@@ -167,3 +167,21 @@ def test_counts_beyond_64_bits_are_refused_not_wrapped() -> None:
     found = sweep(model="resnet-50", cluster="1x1x3080", grid={"micro_batch": [1, huge], "grad_accum": [1, huge]})
     assert found["global_batch"].tolist()[:3] == [1, huge, huge]
     assert [bool(r) for r in found["refused"]] == [False, False, False, True]
+
+
+def test_a_mixed_cluster_waits_for_the_whole_step_of_its_slowest_device() -> None:
+    """A V100 computes longer than an A10G here, and is done sooner with the compression and the optimizer."""
+    job: dict[str, Any] = {
+        "model": "resnet-18", "inter": "1gbe", "method": "acp-sgd", "rank": 1, "precision": "fp32", "overlap": "none",
+        "fusion": "none", "grad_accum": 1, "intra": "pcie3x16", "p2p": False,
+    }  # fmt: skip
+    cards, sizes = ("v100-pcie-16gb", "a10g"), [1, 2, 8, 64]
+
+    def asked(cluster: str) -> list[float]:
+        return [predict(cluster=cluster, micro_batch=size, **job).iteration_time_s for size in sizes]
+
+    mixed = "+".join(f"1x1x{card}" for card in cards)
+    swept = sweep(grid={"micro_batch": sizes}, cluster=mixed, **job)["iteration_time_s"]
+    assert swept.tolist() == pytest.approx(asked(mixed), rel=SAME)
+    slowest = [max(pair) for pair in zip(*(asked(f"2x1x{card}") for card in cards), strict=True)]
+    assert asked(mixed) == pytest.approx(slowest, rel=1e-9)
