@@ -2,4 +2,5 @@
 
 from setuptools import find_packages, setup
 
-setup(packages=[*find_packages(include=["simkit", "simkit.*"]), "simkit.hwprofiles", "simkit.validation"])
+kernels = ["simkit.kernels", *(f"simkit.kernels.{name}" for name in find_packages("kernels"))]
+setup(packages=[*find_packages(include=["simkit", "simkit.*"]), "simkit.hwprofiles", "simkit.validation", *kernels])
