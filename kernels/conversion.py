@@ -94,8 +94,9 @@ def select(model: nn.Module, targets: str | Iterable[str]) -> dict[str, nn.Modul
     """{path: linear layer} that `targets` name.
 
     ``"all-linear"`` is every one but the output head, as in PEFT: what `get_output_embeddings` returns, a layer that
-    shares its weight with an ``nn.Embedding``, or one called as in `HEADS`. Else a list, or a text with commas, of names:
-    a whole path or its end after a dot (``q_proj``). Raises InputError for a name without a layer, or if there is none.
+    shares its weight with an ``nn.Embedding``, or one called as in `HEADS`. Else a list, or a text with commas, of
+    names: a whole path or its end after a dot (``q_proj``). Raises InputError for a name without a layer, or if there
+    is none.
     """
     linears = _linears(model)
     wanted = [t.strip() for t in targets.split(",")] if isinstance(targets, str) else list(targets)
@@ -143,11 +144,11 @@ def convert(
 ) -> nn.Module:
     """The model with the layers of `method` in place of the linear layers that `targets` name (see `select`).
 
-    `rank` is that of the task adapter; `sparsity` a fraction or ``"2:4"``, for the methods which prune; `options` are the
-    method's own (its `OPTIONS`, and `alpha`). With `freeze`, every other parameter of the model stops asking for gradients,
-    as fine-tuning wants. A model that is itself one linear layer is answered by the new layer. Without `inplace` the model
-    is copied and left as it was. Raises InputError for an unknown method, target or option, naming the nearest valid one,
-    before anything is changed.
+    `rank` is that of the task adapter; `sparsity` a fraction or ``"2:4"``, for the methods which prune; `options` are
+    the method's own (its `OPTIONS`, and `alpha`). With `freeze`, every other parameter of the model stops asking for
+    gradients, as fine-tuning wants. A model that is itself one linear layer is answered by the new layer. Without
+    `inplace` the model is copied and left as it was. Raises InputError for an unknown method, target or option, naming
+    the nearest valid one, before anything is changed.
     """
     plugin = _plugin(method)
     options = _checked(plugin, method, sparsity, dict(options))
