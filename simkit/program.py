@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -208,6 +209,32 @@ class Blocks:
     after: tuple[Array, Array]
     starts: NDArray[np.int64]
     inputs: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Kinds:
+    """Blocks that run the same rows equally often are of one kind; the last axis of what is priced by block is the
+    kind. first: a block of each kind; of: the kind of each block; many: blocks of each kind."""
+
+    first: NDArray[np.int64]
+    of: NDArray[np.int64]
+    many: Array
+
+    def held(self, held: Iterable[int]) -> Array:
+        """Blocks of each kind on each stage, shape (stages, kinds), where stages hold so many blocks in order."""
+        stage = np.repeat(np.arange(len(tuple(held))), tuple(held))
+        found = np.zeros((len(tuple(held)), len(self.first)))
+        np.add.at(found, (stage, self.of), 1.0)
+        return found
+
+
+@lru_cache(maxsize=256)
+def kinds(program: Program) -> Kinds:
+    """The kinds of a program's blocks, in the order of their first appearance."""
+    both = np.concatenate([program.blocks.counts, program.blocks.backward_counts], axis=1)
+    _, first, of, many = np.unique(both, axis=0, return_index=True, return_inverse=True, return_counts=True)
+    order = np.argsort(first)
+    return Kinds(first=first[order], of=np.argsort(order)[of.ravel()], many=many[order].astype(float))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -14,7 +14,8 @@ sharded parameters (ZeRO-3, FSDP) are gathered block by block beside it:
     exposed    the first gather, the gather of the embedding, half of the last reduce-scatter
 
 Compute of a stage and the launches of its host run side by side: t = (gpu^p + host^p)^(1/p) with p =
-`price.STEEPNESS`. Every formula takes arrays over sweep points in front of its last axis (blocks or stages).
+`price.STEEPNESS`. Every formula takes arrays over sweep points in front of its last axis (kinds of blocks, or stages):
+`sharded_points` asks them for a whole grid at once.
 Sources: Narayanan et al. (arXiv 2104.04473); Rajbhandari et al. (arXiv 1910.02054); Zhao et al., PyTorch FSDP (arXiv
 2304.11277).
 """
@@ -28,16 +29,17 @@ from typing import Any
 
 import numpy as np
 
-from simkit import roofline, schedules
+from simkit import schedules
 from simkit.parallel import tensor
 from simkit.parallel.pipeline import layers_per_stage
-from simkit.price import UNSCALED, Compute, Pricing, Scales, hosted, scaled
-from simkit.program import Program
+from simkit.price import UNSCALED, Compute, Pricing, Scales, scaled
+from simkit.program import Program, kinds
 from simkit.roofline import Array, Law
 from simkit.spec.hardware import Cluster, Device
 from simkit.spec.model import Model, TransformerSpec
-from simkit.spec.plan import DTYPE_BYTES, Plan
+from simkit.spec.plan import Plan
 from simkit.spec.stack import Stack
+from simkit.train_blocks import Blocks, Priced, blocks, column, price, priced, taken
 from simkit.train_messages import Lines
 from simkit.train_offload import Offloaded, offloaded
 from simkit.train_params import Gathered, Params, exchange, gathered, of_rank, owned, shard_ranks
@@ -63,7 +65,7 @@ class Sharded:
     wire_bytes: Num
     comm_s: Num
     latency_s: Num
-    messages: dict[str, tuple[float, float]]
+    messages: dict[str, tuple[Num, Num]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,26 +79,6 @@ class Traits:
     step_s: float
     interference: float
     memory_Bps: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Blocks:
-    """Seconds of one micro-batch on one rank: per block (last axis), and before the first and after the last block.
-
-    forward_s, backward_s, recompute_s (forward work replayed), tp_*_s: of the device; forward_all_s, backward_all_s: of
-    a block with its messages, its replay and the host that launches it.
-    """
-
-    forward_s: Array
-    backward_s: Array
-    recompute_s: Array
-    forward_all_s: Array
-    backward_all_s: Array
-    tp_forward_s: Array
-    tp_backward_s: Array
-    before: tuple[Num, Num]
-    after: tuple[Num, Num]
-    messages: dict[str, tuple[float, float]]
 
 
 def sharded(
@@ -116,21 +98,61 @@ def sharded(
     at = _micro_batch(
         program, model, _once(plan), stack, scaled(priced.law, scales), traits, cluster, device, scales, optimizer_bytes
     )
+    return _step(at, plan, traits, cluster.nodes, scales)
+
+
+def sharded_points(
+    program: Program,
+    model: Model,
+    *,
+    plan: Plan,
+    stack: Stack,
+    priced: Pricing,
+    traits: Traits,
+    cluster: Cluster,
+    device: Device,
+    optimizer_bytes: float,
+    sizes: Array,
+    size: Any,
+    pair: Any,
+    accum: Array,
+) -> Sharded:
+    """`sharded` at many points of one plan at once: every figure is an array over the points.
+
+    Points differ in micro-batch, links and micro-batches a step; pairs are the points with the last left out. sizes:
+    micro-batches that occur; size: of each pair, its place among them; cluster: its links are numbers, or arrays over
+    the pairs; pair: of each point, its place among the pairs; accum: micro-batches a step of each point.
+    """
+    once = _once(plan)
+    work = _work(program, model, of_points(once, micro_batch=sizes), priced.law, price)
+    at = _arranged(
+        work.at(size), program, model, of_points(once, micro_batch=sizes[size]), stack, priced.law, traits, cluster, device, UNSCALED, optimizer_bytes
+    )
+    return _step(at.at(pair), of_points(plan, grad_accum=accum), traits, cluster.nodes)
+
+
+def of_points(plan: Plan, **columns: Any) -> Plan:
+    """The plan of many points: some of its numbers are arrays over them. It has no hash."""
+    return replace(plan, **columns)
+
+
+def _step(at: _MicroBatch, plan: Plan, traits: Traits, nodes: int, scales: Scales = UNSCALED) -> Sharded:
+    """A step of `plan.grad_accum` micro-batches."""
     stages, exchange_s, wire, latency_s = at.stages, at.exchange_s, at.wire_bytes, at.latency_s
     pipeline = schedules.get(plan.schedule if plan.vpp == 1 else "interleaved").seconds(
         stages.forward_s, stages.backward_s, micro_batches=plan.grad_accum, virtual=plan.vpp, p2p_s=at.p2p_s
     )
-    hidden = min(exchange_s, float(stages.backward_s.max())) if traits.overlap and plan.zero < 3 else 0.0
+    hidden: Num = 0.0
+    if traits.overlap and plan.zero < 3:
+        hidden = np.minimum(exchange_s, stages.backward_s.max(axis=-1))
     m = plan.grad_accum
     terms, ideal = {k: m * v for k, v in at.terms.items()}, m * at.ideal_s
-    terms["bubble_s"] = float(pipeline.end_s) - ideal
-    terms["straggler_s"] = straggling(cluster.nodes) * ideal
+    terms["bubble_s"] = pipeline.end_s - ideal
+    terms["straggler_s"] = straggling(nodes) * ideal
     terms["exposed_comm_s"] = exchange_s - hidden + traits.interference * hidden
     terms["optimizer_s"] = at.optimizer_s
     terms["host_s"] = traits.step_s * scales.host_s
-    # What rounding leaves of a term that is not there is no term.
-    tiny = 1e-12 * (float(pipeline.end_s) + at.optimizer_s)
-    terms = {k: float(v) for k, v in terms.items() if v > tiny or k in _ALWAYS}
+    terms = _rounded(terms, 1e-12 * (pipeline.end_s + at.optimizer_s))
     found = stages.gathered
     if found is not None:
         wire, latency_s = m * found.wire_bytes, m * found.latency_s
@@ -147,6 +169,13 @@ def sharded(
     )
 
 
+def _rounded(terms: dict[str, Num], tiny: Num) -> dict[str, Num]:
+    """The terms without those that are nothing but rounding; of many points they are zero there."""
+    if np.ndim(tiny):
+        return {k: v if k in _ALWAYS else np.where(v > tiny, v, 0.0) for k, v in terms.items()}
+    return {k: float(v) for k, v in terms.items() if v > tiny or k in _ALWAYS}
+
+
 @lru_cache(maxsize=4096)
 def _once(plan: Plan) -> Plan:
     """The plan with one micro-batch a step, so that plans that differ in their number share what is worked out."""
@@ -160,13 +189,20 @@ class _MicroBatch:
     stages: _Stages
     compute: Compute
     terms: dict[str, Num]
-    ideal_s: float
+    ideal_s: Num
     optimizer_s: float
-    p2p_s: float
-    exchange_s: float
+    p2p_s: Num
+    exchange_s: Num
     wire_bytes: Num
     latency_s: Num
-    messages: dict[str, tuple[float, float]]
+    messages: dict[str, tuple[Num, Num]]
+
+    def at(self, pair: Any) -> _MicroBatch:
+        """The same at some of its points, but for `compute` and `messages`."""
+        plain = ("ideal_s", "p2p_s", "exchange_s", "wire_bytes", "latency_s")
+        changed: dict[str, Any] = {name: taken(getattr(self, name), pair, 0) for name in plain}
+        changed["terms"] = {name: taken(value, pair, 0) for name, value in self.terms.items()}
+        return replace(self, stages=self.stages.at(pair), **changed)
 
 
 @lru_cache(maxsize=1024)
@@ -182,17 +218,43 @@ def _micro_batch(
     scales: Scales,
     optimizer_bytes: float,
 ) -> _MicroBatch:
+    work = _work(program, model, plan, law, priced)
+    return _arranged(work, program, model, plan, stack, law, traits, cluster, device, scales, optimizer_bytes)
+
+
+def _work(program: Program, model: Model, plan: Plan, law: Law, by: Any) -> Priced:
+    """What a rank computes, by `price` or from its memory."""
     spec = model.spec
     assert isinstance(spec, TransformerSpec)
-    lines = Lines(plan=plan, cluster=cluster, scales=scales, scatter_gather=stack.scatter_gather)
-    work = _priced(
+    found: Priced = by(
         program, law, tensor.degrees(plan.tp, plan.sp, plan.cp, plan.ep), stages=plan.pp,
         micro_batch=plan.micro_batch, seq_len=plan.seq_len, recompute=plan.recompute, causal=spec.causal,
     )  # fmt: skip
-    blocks = _blocks(work, program, spec, plan, lines, traits.host_kernel_s * scales.host_s)
+    return found
+
+
+def _arranged(
+    work: Priced,
+    program: Program,
+    model: Model,
+    plan: Plan,
+    stack: Stack,
+    law: Law,
+    traits: Traits,
+    cluster: Cluster,
+    device: Device,
+    scales: Scales,
+    optimizer_bytes: float,
+) -> _MicroBatch:
+    """One micro-batch with its messages on its stages, and the exchange after the last."""
+    spec = model.spec
+    assert isinstance(spec, TransformerSpec)
+    lines = Lines(plan=plan, cluster=cluster, scales=scales, scatter_gather=stack.scatter_gather)
+    each = blocks(work, program, spec, plan, lines, traits.host_kernel_s * scales.host_s)
     held = layers_per_stage(len(program.blocks.counts), plan.pp)
+    placed = _placed(program, plan.pp)
     params = of_rank(model, tp=plan.tp, ep=plan.ep, held=tuple(held.tolist()))
-    stages = _stages(blocks, held, plan, params, traits, lines, stack.accumulation_passes)
+    stages = _stages(each, placed, held, plan, params, traits, lines, stack.accumulation_passes)
     host = offloaded(plan, params, held, cluster=cluster, device=device, on_host=stack.host_optimizer, scales=scales)
     optimizer_s = owned(plan, params) * optimizer_bytes / (law.memory_Bps * law.sustained)
     if host is not None:
@@ -202,7 +264,7 @@ def _micro_batch(
     exchange_s, wire, latency_s = exchange(
         plan, params, lines, gather_bytes=traits.gather_dtype_bytes, reduce_bytes=traits.reduce_dtype_bytes
     )
-    terms, ideal_s = _terms(blocks, held, plan, stages)
+    terms, ideal_s = _terms(each, placed, plan, stages)
     return _MicroBatch(
         stages=stages,
         compute=work.compute,
@@ -213,8 +275,14 @@ def _micro_batch(
         exchange_s=exchange_s,
         wire_bytes=wire,
         latency_s=latency_s,
-        messages=_messages(blocks, plan, p2p_s, stages.gathered, exchange_s),
+        messages=_messages(each, plan, p2p_s, stages.gathered, exchange_s),
     )
+
+
+@lru_cache(maxsize=1024)
+def _placed(program: Program, stages: int) -> Array:
+    """Blocks of each kind on each stage, shape (stages, kinds)."""
+    return kinds(program).held(layers_per_stage(len(program.blocks.counts), stages).tolist())
 
 
 STRAGGLER = 0.01
@@ -228,145 +296,37 @@ def straggling(nodes: int) -> float:
     return STRAGGLER * math.sqrt(2.0 * math.log(max(nodes, 1)))
 
 
-def _terms(blocks: _Blocks, held: Any, plan: Plan, stages: _Stages) -> tuple[dict[str, Num], float]:
+def _terms(each: Blocks, placed: Array, plan: Plan, stages: _Stages) -> tuple[dict[str, Num], Num]:
     """(terms of the slowest stage for one micro-batch, their sum)."""
     total = stages.forward_s + stages.backward_s
-    slowest = int(np.argmax(total))
-    ideal = float(total[slowest])
-    share = _shares(blocks, slowest, held, plan)
-    share["accumulation"] = float(stages.accumulated_s[slowest])
-    share["offload"] = float(stages.offload_s[slowest])
-    share["sharding"] = max(ideal - sum(share.values()), 0.0)
+    slowest = total.argmax(axis=-1)
+    ideal = _of_stage(total, slowest)
+    share = _shares(each, slowest, placed[slowest], plan)
+    share["accumulation"] = _of_stage(stages.accumulated_s, slowest)
+    share["offload"] = _of_stage(stages.offload_s, slowest)
+    share["sharding"] = np.maximum(ideal - sum(share.values()), 0.0)
     return {f"{name}_s": seconds for name, seconds in share.items()}, ideal
 
 
+def _of_stage(values: Array, stage: Any) -> Num:
+    """The values of one stage, of each point its own."""
+    if values.ndim == 1:
+        return values[stage]
+    return np.take_along_axis(values, stage[..., None], axis=-1)[..., 0]
+
+
 def _messages(
-    blocks: _Blocks, plan: Plan, p2p_s: float, found: Gathered | None, exchange_s: float
-) -> dict[str, tuple[float, float]]:
+    each: Blocks, plan: Plan, p2p_s: Num, found: Gathered | None, exchange_s: Num
+) -> dict[str, tuple[Num, Num]]:
     """Seconds of the network by kind of message."""
-    messages = dict(blocks.messages)
+    messages = dict(each.messages)
     if plan.pp > 1:
         messages["pipeline stages"] = (p2p_s * (plan.pp - 1), p2p_s * (plan.pp - 1))
     if found is not None:
         messages["sharded parameters"] = (found.gather_s, found.reduce_s)
-    if exchange_s:
+    if np.any(exchange_s):
         messages["gradient exchange"] = (0.0, exchange_s)
     return messages
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Priced:
-    """What a rank computes whatever its network: seconds per block (last axis), and of the ends (forward, backward).
-
-    fused_*_s: of fused attention, beside which keys and values go round; launches_*: kernels of a block.
-    """
-
-    forward_s: Array
-    backward_s: Array
-    recompute_s: Array
-    fused_forward_s: Array
-    fused_backward_s: Array
-    launches_forward: Array
-    launches_backward: Array
-    before: tuple[float, float]
-    after: tuple[float, float]
-    compute: Compute
-
-
-@lru_cache(maxsize=1024)
-def _priced(
-    program: Program,
-    law: Law,
-    degrees: tensor.Degrees,
-    *,
-    stages: int,
-    micro_batch: int,
-    seq_len: int,
-    recompute: str,
-    causal: bool,
-) -> _Priced:
-    at = tensor.monomials(micro_batch, seq_len, degrees.cp)
-    forward, kept = tensor.share(program.forward, at, degrees)
-    backward, _ = tensor.share(program.backward, at, degrees)
-    tf, math_f = roofline.seconds(forward, law)
-    tb, math_b = roofline.seconds(backward, law)
-    fused_f, fused_b = program.forward.kind == roofline.ATTENTION, program.backward.kind == roofline.ATTENTION_GRAD
-    if degrees.cp > 1 and causal:
-        # Contiguous shards of a causal ring: the last rank attends to everything before it.
-        last = 2.0 - 1.0 / degrees.cp
-        tf, tb = np.where(fused_f, tf * last, tf), np.where(fused_b, tb * last, tb)
-    b, replayed = program.blocks, program.replayed(recompute)
-    counts_f, counts_b = program.forward.counts, program.backward.counts
-    total_f, total = float(tf @ counts_f), float(tf @ counts_f + tb @ counts_b)
-    bound = float((tf * math_f) @ counts_f + (tb * math_b) @ counts_b)
-    flops = float(tensor.monomials(micro_batch, seq_len) @ program.model_flops)
-    return _Priced(
-        forward_s=b.counts @ tf,
-        backward_s=b.backward_counts @ tb,
-        recompute_s=replayed @ tf,
-        fused_forward_s=b.counts[:, fused_f] @ tf[fused_f],
-        fused_backward_s=b.backward_counts[:, fused_b] @ tb[fused_b],
-        launches_forward=b.counts @ program.forward.kernels,
-        launches_backward=b.backward_counts @ program.backward.kernels + replayed @ program.forward.kernels,
-        before=(float(b.before[0] @ tf), float(b.before[1] @ tb)),
-        after=(float(b.after[0] @ tf), float(b.after[1] @ tb)),
-        compute=Compute(
-            forward_s=tf,
-            backward_s=tb,
-            forward_math=math_f,
-            backward_math=math_b,
-            saved_bytes=float(kept @ counts_f),
-            logits_bytes=float(at @ program.logits) / degrees.tp,
-            model_flops=flops / (degrees.tp * stages * degrees.cp),
-            forward_total_s=total_f,
-            backward_total_s=total - total_f,
-            math_share=bound / total if total else 0.0,
-        ),
-    )
-
-
-def _blocks(
-    priced: _Priced, program: Program, spec: TransformerSpec, plan: Plan, lines: Lines, launch_s: float
-) -> _Blocks:
-    """Blocks with their messages and with the host that launches them (launch_s a kernel)."""
-    found = tensor.messages(program, spec.hidden, DTYPE_BYTES[plan.precision])
-    message_s = lines.tensor_message(found.width)
-    ring_f, ring_b = _ring(priced, spec, plan, lines)
-    moved_s = lines.expert_message(found.width * max(spec.top_k, 1)) * found.routed
-    per_block = found.per_block
-    regather = 0.5 * per_block * message_s if plan.sp > 1 else 0.0
-    replays = per_block * message_s if plan.recompute == "full" else 0.0
-    back = 4.0 if plan.recompute == "full" else 2.0
-    edge = message_s if plan.tp > 1 else 0.0
-    kinds = {
-        "tensor parallelism": (per_block * message_s, per_block * message_s + regather + replays, edge),
-        "ring of keys and values": (ring_f, ring_b, 0.0),
-        "expert all-to-all": (2.0 * moved_s, back * moved_s, 0.0),
-    }
-    tp_f = per_block * message_s + ring_f + 2.0 * moved_s
-    tp_b = kinds["tensor parallelism"][1] + ring_b + back * moved_s
-    f, g = priced.forward_s, priced.backward_s
-    return _Blocks(
-        forward_s=f,
-        backward_s=g,
-        recompute_s=priced.recompute_s,
-        forward_all_s=hosted(f + tp_f, priced.launches_forward * launch_s),
-        backward_all_s=hosted(g + priced.recompute_s + tp_b, priced.launches_backward * launch_s),
-        tp_forward_s=tp_f,
-        tp_backward_s=tp_b,
-        before=(priced.before[0] + edge, priced.before[1]),
-        after=(priced.after[0], priced.after[1] + edge),
-        messages={k: (float(np.sum(x)) + e, float(np.sum(y)) + e) for k, (x, y, e) in kinds.items() if np.any(x)},
-    )
-
-
-def _ring(priced: _Priced, spec: TransformerSpec, plan: Plan, lines: Lines) -> tuple[Array, Array]:
-    """What the ring of context parallelism leaves exposed per block: keys and values go round, forward once and
-    backward twice (their gradients too), beside the attention of the rank."""
-    width = spec.kv_heads * (spec.head_dim + spec.value_dim) * DTYPE_BYTES[plan.precision] / plan.tp
-    ring_s = lines.ring_message(width)
-    forward = np.maximum(ring_s - priced.fused_forward_s, 0.0)
-    return forward, np.maximum(2.0 * ring_s - priced.fused_backward_s, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -380,6 +340,16 @@ class _Stages:
     offload_s: Array
     gathered: Gathered | None
 
+    def at(self, pair: Any) -> _Stages:
+        """The same at some of its points."""
+        return _Stages(
+            forward_s=taken(self.forward_s, pair, 1),
+            backward_s=taken(self.backward_s, pair, 1),
+            accumulated_s=self.accumulated_s,
+            offload_s=taken(self.offload_s, pair, 1),
+            gathered=None if self.gathered is None else self.gathered.at(pair),
+        )
+
     def streamed(self, host: Offloaded) -> _Stages:
         """The stages beside the PCIe slot, which carries both directions at once."""
         forward_s = np.maximum(self.forward_s, host.up_s)
@@ -389,61 +359,62 @@ class _Stages:
 
 
 def _stages(
-    blocks: _Blocks, held: Any, plan: Plan, params: Params, traits: Traits, lines: Lines, passes: float
+    each: Blocks,
+    placed: Array,
+    held: Any,
+    plan: Plan,
+    params: Params,
+    traits: Traits,
+    lines: Lines,
+    passes: float,
 ) -> _Stages:
     """The blocks of each stage with its ends, and with the collectives of its parameters where they are sharded."""
-    f, g = blocks.forward_all_s, blocks.backward_all_s
+    f, g = each.forward_all_s, each.backward_all_s
     found = None
-    before, after = blocks.before, blocks.after
+    before, after = each.before, each.after
     if plan.zero >= 3 and plan.dp * plan.cp > 1:
         found = gathered(
-            f, g, before, after, plan, params, lines,
+            f, g, before, after, plan, params, lines, layers=int(held.sum()),
             gather_bytes=traits.gather_dtype_bytes, reduce_bytes=traits.reduce_dtype_bytes,
             interference=traits.interference,
         )  # fmt: skip
         f, g, before, after = found.forward_s, found.backward_s, found.before, found.after
-    edges = np.cumsum(held) - held
     # Every micro-batch adds its gradients to those before it.
     shards = shard_ranks(plan) if plan.zero >= 3 else 1
     accumulated = held * params.block * (passes * traits.reduce_dtype_bytes / traits.memory_Bps / shards)
-    forward = np.add.reduceat(f, edges)
-    backward = np.add.reduceat(g, edges) + accumulated
-    forward[0] += before[0]
-    backward[0] += before[1]
-    forward[-1] += after[0]
-    backward[-1] += after[1]
+    first, last = _ends(plan.pp)
+    forward = f @ placed.T + column(before[0]) * first + column(after[0]) * last
+    backward = g @ placed.T + accumulated + column(before[1]) * first + column(after[1]) * last
     return _Stages(
         forward_s=forward, backward_s=backward, accumulated_s=accumulated, offload_s=0.0 * forward, gathered=found
     )
 
 
-def _shares(blocks: _Blocks, stage: int, held: Any, plan: Plan) -> dict[str, float]:
-    """Seconds of the slowest stage's micro-batch by kind, before anything waits for sharded parameters."""
-    begin = int(np.sum(held[:stage]))
-    span = slice(begin, begin + int(held[stage]))
+@lru_cache(maxsize=256)
+def _ends(stages: int) -> tuple[Array, Array]:
+    """1 for the first stage, and for the last."""
+    places = np.eye(stages)
+    return places[0], places[-1]
+
+
+def _shares(each: Blocks, stage: Any, held: Array, plan: Plan) -> dict[str, Num]:
+    """Seconds of the slowest stage's micro-batch by kind, before anything waits for sharded parameters. held: its
+    blocks of each kind."""
     first, last = stage == 0, stage == plan.pp - 1
+
+    def of(seconds: Array) -> Num:
+        return (seconds * held).sum(axis=-1)
+
+    forward, backward, recompute = of(each.forward_s), of(each.backward_s), of(each.recompute_s)
+    there, back = of(each.tp_forward_s), of(each.tp_backward_s)
+    launched = of(each.forward_all_s) - forward - there + of(each.backward_all_s) - backward - recompute - back
     return {
-        "forward": float(blocks.forward_s[span].sum())
-        + first * float(blocks.before[0])
-        + last * float(blocks.after[0]),
-        "backward": float(blocks.backward_s[span].sum())
-        + first * float(blocks.before[1])
-        + last * float(blocks.after[1]),
-        "recompute": float(blocks.recompute_s[span].sum()),
-        "tp_comm": float(blocks.tp_forward_s[span].sum() + blocks.tp_backward_s[span].sum()),
-        "launch": max(
-            float(
-                sum(
-                    (a - b)[span].sum()
-                    for a, b in (
-                        (blocks.forward_all_s, blocks.forward_s + blocks.tp_forward_s),
-                        (blocks.backward_all_s, blocks.backward_s + blocks.recompute_s + blocks.tp_backward_s),
-                    )
-                )
-            ),
-            0.0,
-        ),
+        "forward": forward + first * each.before[0] + last * each.after[0],
+        "backward": backward + first * each.before[1] + last * each.after[1],
+        "recompute": recompute,
+        "tp_comm": there + back,
+        "launch": np.maximum(launched, 0.0),
     }
 
 
-__all__ = ["WAITING", "Sharded", "Traits", "sharded"]
+__all__ = ["WAITING", "Sharded", "Traits", "sharded", "sharded_points"]

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from simkit import network
 from simkit.price import Scales
 from simkit.spec.hardware import Cluster
@@ -27,11 +29,21 @@ from simkit.spec.plan import DTYPE_BYTES, Plan
 Num = Any
 
 
-@lru_cache(maxsize=4096)
 def group_cost(op: str, cluster: Cluster, ranks: int, stride: int, algorithm: str) -> Any:
-    """Seconds of a collective over `ranks` ranks that stand `stride` apart, as a function of bytes."""
+    """Seconds of a collective over `ranks` ranks that stand `stride` apart, as a function of bytes.
+
+    Rates and latencies of the links may be arrays; such answers are not kept.
+    """
     if ranks <= 1:
         return _nothing
+    links = (cluster.intra, cluster.inter)
+    if any(link is not None and isinstance(link.Bps, np.ndarray) for link in links):
+        return _group_cost.__wrapped__(op, cluster, ranks, stride, algorithm)
+    return _group_cost(op, cluster, ranks, stride, algorithm)
+
+
+@lru_cache(maxsize=4096)
+def _group_cost(op: str, cluster: Cluster, ranks: int, stride: int, algorithm: str) -> Any:
     return network.seconds_fn(
         op, cluster=cluster, ranks=ranks, stride=stride, algorithm=None if algorithm == "auto" else algorithm
     )
@@ -43,7 +55,8 @@ def _nothing(nbytes: Num) -> Num:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """Prices the messages of one rank under a plan on a cluster."""
+    """Prices the messages of one rank under a plan on a cluster; its micro-batch and its links may be arrays over
+    points, and the seconds then are."""
 
     plan: Plan
     cluster: Cluster
@@ -56,30 +69,30 @@ class Lines:
         scales = self.scales
         if scales.network_Bps == 1.0 and scales.network_latency == 1.0:
             return cost
-        latency_s = float(cost(0.0))
+        latency_s = cost(0.0)
         return lambda n: latency_s * scales.network_latency + (cost(n) - latency_s) / scales.network_Bps
 
-    def _tokens(self) -> float:
+    def _tokens(self) -> Num:
         return self.plan.micro_batch * self.plan.seq_len / self.plan.cp
 
-    def tensor_message(self, width_bytes: float) -> float:
+    def tensor_message(self, width_bytes: float) -> Num:
         """One exchange of a block's activations over the tensor-parallel ranks."""
         plan, nbytes = self.plan, self._tokens() * width_bytes
         ops = ("all_gather", "reduce_scatter") if plan.sp > 1 else ("all_reduce",)
-        return sum(float(self.cost(op, plan.tp, 1)(nbytes)) for op in ops)
+        return sum(self.cost(op, plan.tp, 1)(nbytes) for op in ops)
 
-    def ring_message(self, width_bytes: float) -> float:
+    def ring_message(self, width_bytes: float) -> Num:
         """Keys and values round the context-parallel ring."""
         plan = self.plan
         hop = self.cost("send_recv", min(plan.cp, 2), plan.tp)
-        return (plan.cp - 1) * float(hop(self._tokens() * width_bytes))
+        return (plan.cp - 1) * hop(self._tokens() * width_bytes)
 
-    def expert_message(self, width_bytes: float) -> float:
+    def expert_message(self, width_bytes: float) -> Num:
         """Tokens to their experts, or back: one all-to-all over the expert-parallel ranks."""
         plan = self.plan
-        return float(self.cost("all_to_all", plan.ep, plan.tp)(self._tokens() * width_bytes / plan.sp))
+        return self.cost("all_to_all", plan.ep, plan.tp)(self._tokens() * width_bytes / plan.sp)
 
-    def stage_message(self, hidden: int) -> float:
+    def stage_message(self, hidden: int) -> Num:
         """One activation, or its gradient, to the next stage.
 
         With scatter and gather (Narayanan et al., arXiv 2104.04473, section 4.1) each of the tensor-parallel ranks
@@ -89,5 +102,5 @@ class Lines:
         whole = self._tokens() * hidden * DTYPE_BYTES[plan.precision] / plan.sp
         apart = self.scatter_gather and plan.sp == 1
         hop = self.cost("send_recv", min(plan.pp, 2), plan.world // plan.pp)
-        gathered = float(self.cost("all_gather", plan.tp, 1)(whole)) if apart and plan.pp > 1 else 0.0
-        return float(hop(whole / plan.tp if apart else whole)) + gathered
+        gathered = self.cost("all_gather", plan.tp, 1)(whole) if apart and plan.pp > 1 else 0.0
+        return hop(whole / plan.tp if apart else whole) + gathered

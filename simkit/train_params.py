@@ -12,7 +12,7 @@ Sources: Rajbhandari et al. (arXiv 1910.02054), section 7; Zhao et al., PyTorch 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -87,7 +87,7 @@ def owned(plan: Plan, params: Params) -> float:
 
 def exchange(
     plan: Plan, params: Params, lines: Lines, *, gather_bytes: float, reduce_bytes: float
-) -> tuple[float, float, float]:
+) -> tuple[Num, float, Num]:
     """(seconds, bytes a rank contributes, seconds without bytes) of the exchange after the last micro-batch.
 
     Gradients (and gathered weights) go buffer by buffer, each with the latency of its collective.
@@ -101,17 +101,18 @@ def exchange(
     buffers = 1.0 if whole else max(params.stage_max * FP32_BYTES / plan.bucket_bytes, 1.0)
     if plan.zero == 0:
         cost = lines.cost("all_reduce", replicas, stride)
-        latency = buffers * float(cost(0.0))
-        return float(cost(grads)) - float(cost(0.0)) + latency, grads, latency
+        once = cost(0.0)
+        latency = buffers * once
+        return cost(grads) - once + latency, grads, latency
     group = shard_ranks(plan)
     reduce = lines.cost("reduce_scatter", group, stride)
     gather = lines.cost("all_gather", group, stride)
     weights = params.stage_max * gather_bytes
-    each = float(reduce(0.0)) + float(gather(0.0))
-    seconds, latency = float(reduce(grads)) + float(gather(weights)) + (buffers - 1.0) * each, buffers * each
+    each = reduce(0.0) + gather(0.0)
+    seconds, latency = reduce(grads) + gather(weights) + (buffers - 1.0) * each, buffers * each
     if replicas > group:
         across = lines.cost("all_reduce", replicas // group, stride * group)
-        seconds, latency = seconds + float(across(grads / group)), latency + float(across(0.0))
+        seconds, latency = seconds + across(grads / group), latency + across(0.0)
     return seconds, grads, latency
 
 
@@ -125,10 +126,15 @@ class Gathered:
     backward_s: Array
     before: tuple[Num, Num]
     after: tuple[Num, Num]
-    gather_s: float
-    reduce_s: float
+    gather_s: Num
+    reduce_s: Num
     wire_bytes: float
-    latency_s: float
+    latency_s: Num
+
+    def at(self, pair: Any) -> Gathered:
+        """The same at some of its points; the blocks and ends are not asked for again."""
+        changed = {name: getattr(self, name) for name in ("gather_s", "reduce_s", "latency_s")}
+        return replace(self, **{name: value[pair] if np.ndim(value) else value for name, value in changed.items()})
 
 
 def gathered(
@@ -140,31 +146,35 @@ def gathered(
     params: Params,
     lines: Lines,
     *,
+    layers: int,
     gather_bytes: float,
     reduce_bytes: float,
     interference: float,
 ) -> Gathered:
-    """Gathers and reduce-scatters beside the blocks, with one block fetched ahead: max(t + rho min(c, t), c)."""
+    """Gathers and reduce-scatters beside the blocks, with one block fetched ahead: max(t + rho min(c, t), c).
+
+    f, g: forward and backward seconds by kind of block, of which there are `layers`.
+    """
     group, replicas = shard_ranks(plan), plan.dp * plan.cp
     gather = lines.cost("all_gather", group, plan.tp)
     reduce = lines.cost("reduce_scatter", group, plan.tp)
-    gb = float(gather(params.block * gather_bytes))
-    rb = float(reduce(params.block * reduce_bytes))
+    gb = gather(params.block * gather_bytes)
+    rb = reduce(params.block * reduce_bytes)
     if replicas > group:
         across = lines.cost("all_reduce", replicas // group, plan.tp * group)
-        rb += float(across(params.block * reduce_bytes / group))
+        rb = rb + across(params.block * reduce_bytes / group)
     ends = params.before + params.after
-    ge = float(gather(ends * gather_bytes))
-    re = float(reduce(ends * reduce_bytes))
-    moved = gb + rb
-    elements_moved = params.block * len(f) + ends
+    ge = gather(ends * gather_bytes)
+    re = reduce(ends * reduce_bytes)
+    fetched, moved = np.asarray(gb)[..., None], np.asarray(gb + rb)[..., None]
+    elements_moved = params.block * layers + ends
     return Gathered(
-        forward_s=np.maximum(f + interference * np.minimum(gb, f), gb),
+        forward_s=np.maximum(f + interference * np.minimum(fetched, f), fetched),
         backward_s=np.maximum(g + interference * np.minimum(moved, g), moved),
         before=(before[0] + ge + gb, before[1] + 0.5 * re),
         after=(after[0], after[1] + gb),
-        gather_s=gb * len(f) + ge,
-        reduce_s=moved * len(f) + ge + re,
+        gather_s=gb * layers + ge,
+        reduce_s=(gb + rb) * layers + ge + re,
         wire_bytes=elements_moved * (2.0 * gather_bytes + reduce_bytes),
-        latency_s=(2.0 * float(gather(0.0)) + float(reduce(0.0))) * (len(f) + 1),
+        latency_s=(2.0 * gather(0.0) + reduce(0.0)) * (layers + 1),
     )

@@ -1,0 +1,186 @@
+"""Blocks of one rank in seconds: what it computes, what it sends inside them, and the host that launches both.
+
+Blocks of one kind (`simkit.program.kinds`) cost the same: the last axis is the kind, axes in front are sweep points.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from simkit import roofline
+from simkit.parallel import tensor
+from simkit.price import Compute, hosted
+from simkit.program import Program, kinds
+from simkit.roofline import Array, Law
+from simkit.spec.model import TransformerSpec
+from simkit.spec.plan import DTYPE_BYTES, Plan
+from simkit.train_messages import Lines
+
+Num = Any
+
+
+def column(value: Num) -> Array:
+    """Numbers of points, ready to meet an axis of blocks or stages."""
+    return np.asarray(value)[..., None]
+
+
+def taken(value: Num, index: Any, axes: int) -> Num:
+    """The values of some points; what has no more than its own `axes` holds for all of them."""
+    return value[index] if np.ndim(value) > axes else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Priced:
+    """What a rank computes whatever its network: seconds per kind of block (last axis), and of the ends (forward,
+    backward).
+
+    fused_*_s: of fused attention, beside which keys and values go round; launches_*: kernels of a block.
+    """
+
+    forward_s: Array
+    backward_s: Array
+    recompute_s: Array
+    fused_forward_s: Array
+    fused_backward_s: Array
+    launches_forward: Array
+    launches_backward: Array
+    before: tuple[Num, Num]
+    after: tuple[Num, Num]
+    compute: Compute
+
+    def at(self, index: Any) -> Priced:
+        """The same at some of its points, but for `compute`."""
+        own = {f.name: taken(getattr(self, f.name), index, 1) for f in fields(self) if f.type == "Array"}
+        ends = {name: tuple(taken(x, index, 0) for x in getattr(self, name)) for name in ("before", "after")}
+        changed: Priced = replace(self, **own, **ends)  # type: ignore[arg-type]
+        return changed
+
+
+def price(
+    program: Program,
+    law: Law,
+    degrees: tensor.Degrees,
+    *,
+    stages: int,
+    micro_batch: Num,
+    seq_len: int,
+    recompute: str,
+    causal: bool,
+) -> Priced:
+    """The share of one rank of one micro-batch under a Law; micro_batch may be an array."""
+    at = tensor.monomials(micro_batch, seq_len, degrees.cp)
+    forward, kept = tensor.share(program.forward, at, degrees)
+    backward, _ = tensor.share(program.backward, at, degrees)
+    tf, math_f = roofline.seconds(forward, law)
+    tb, math_b = roofline.seconds(backward, law)
+    fused_f, fused_b = program.forward.kind == roofline.ATTENTION, program.backward.kind == roofline.ATTENTION_GRAD
+    if degrees.cp > 1 and causal:
+        # Contiguous shards of a causal ring: the last rank attends to everything before it.
+        last = 2.0 - 1.0 / degrees.cp
+        tf, tb = np.where(fused_f, tf * last, tf), np.where(fused_b, tb * last, tb)
+    b, first = program.blocks, kinds(program).first
+    runs_f, runs_b, replayed = b.counts[first], b.backward_counts[first], program.replayed(recompute)[first]
+    counts_f, counts_b = program.forward.counts, program.backward.counts
+    total_f, total = tf @ counts_f, tf @ counts_f + tb @ counts_b
+    bound = (tf * math_f) @ counts_f + (tb * math_b) @ counts_b
+    flops = tensor.monomials(micro_batch, seq_len) @ program.model_flops
+    return Priced(
+        forward_s=tf @ runs_f.T,
+        backward_s=tb @ runs_b.T,
+        recompute_s=tf @ replayed.T,
+        fused_forward_s=tf[..., fused_f] @ runs_f[:, fused_f].T,
+        fused_backward_s=tb[..., fused_b] @ runs_b[:, fused_b].T,
+        launches_forward=runs_f @ program.forward.kernels,
+        launches_backward=runs_b @ program.backward.kernels + replayed @ program.forward.kernels,
+        before=(_number(tf @ b.before[0]), _number(tb @ b.before[1])),
+        after=(_number(tf @ b.after[0]), _number(tb @ b.after[1])),
+        compute=Compute(
+            forward_s=tf,
+            backward_s=tb,
+            forward_math=math_f,
+            backward_math=math_b,
+            saved_bytes=_number(kept @ counts_f),
+            logits_bytes=_number(at @ program.logits) / degrees.tp,
+            model_flops=_number(flops) / (degrees.tp * stages * degrees.cp),
+            forward_total_s=_number(total_f),
+            backward_total_s=_number(total - total_f),
+            math_share=_number(np.divide(bound, total, out=np.zeros_like(total), where=total > 0.0)),
+        ),
+    )
+
+
+def _number(value: Any) -> Any:
+    """A number of its own as a float, arrays as they are."""
+    return float(value) if np.ndim(value) == 0 else value
+
+
+priced = lru_cache(maxsize=1024)(price)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Blocks:
+    """Seconds of one micro-batch on one rank: per kind of block (last axis), and before the first and after the last
+    block.
+
+    forward_s, backward_s, recompute_s (forward work replayed), tp_*_s: of the device; forward_all_s, backward_all_s: of
+    a block with its messages, its replay and the host that launches it.
+    """
+
+    forward_s: Array
+    backward_s: Array
+    recompute_s: Array
+    forward_all_s: Array
+    backward_all_s: Array
+    tp_forward_s: Array
+    tp_backward_s: Array
+    before: tuple[Num, Num]
+    after: tuple[Num, Num]
+    messages: dict[str, tuple[Num, Num]]
+
+
+def blocks(
+    priced: Priced, program: Program, spec: TransformerSpec, plan: Plan, lines: Lines, launch_s: float
+) -> Blocks:
+    """Blocks with their messages and with the host that launches them (launch_s a kernel)."""
+    found, which = tensor.messages(program, spec.hidden, DTYPE_BYTES[plan.precision]), kinds(program)
+    message_s = lines.tensor_message(found.width)
+    ring_f, ring_b = _ring(priced, spec, plan, lines)
+    moved_s = column(lines.expert_message(found.width * max(spec.top_k, 1))) * found.routed[which.first]
+    sent_s = column(message_s) * found.per_block[which.first]
+    regather = 0.5 * sent_s if plan.sp > 1 else 0.0
+    replays = sent_s if plan.recompute == "full" else 0.0
+    back = 4.0 if plan.recompute == "full" else 2.0
+    edge = message_s if plan.tp > 1 else 0.0
+    of_kind = {
+        "tensor parallelism": (sent_s, sent_s + regather + replays, edge),
+        "ring of keys and values": (ring_f, ring_b, 0.0),
+        "expert all-to-all": (2.0 * moved_s, back * moved_s, 0.0),
+    }
+    tp_f = sent_s + ring_f + 2.0 * moved_s
+    tp_b = of_kind["tensor parallelism"][1] + ring_b + back * moved_s
+    f, g = priced.forward_s, priced.backward_s
+    return Blocks(
+        forward_s=f,
+        backward_s=g,
+        recompute_s=priced.recompute_s,
+        forward_all_s=hosted(f + tp_f, priced.launches_forward * launch_s),
+        backward_all_s=hosted(g + priced.recompute_s + tp_b, priced.launches_backward * launch_s),
+        tp_forward_s=tp_f,
+        tp_backward_s=tp_b,
+        before=(priced.before[0] + edge, priced.before[1]),
+        after=(priced.after[0], priced.after[1] + edge),
+        messages={k: (x @ which.many + e, y @ which.many + e) for k, (x, y, e) in of_kind.items() if x.any()},
+    )
+
+
+def _ring(priced: Priced, spec: TransformerSpec, plan: Plan, lines: Lines) -> tuple[Array, Array]:
+    """What the ring of context parallelism leaves exposed per block: keys and values go round, forward once and
+    backward twice (their gradients too), beside the attention of the rank."""
+    width = spec.kv_heads * (spec.head_dim + spec.value_dim) * DTYPE_BYTES[plan.precision] / plan.tp
+    ring_s = column(lines.ring_message(width))
+    forward = np.maximum(ring_s - priced.fused_forward_s, 0.0)
+    return forward, np.maximum(2.0 * ring_s - priced.fused_backward_s, 0.0)
