@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
@@ -294,7 +296,7 @@ def weigh(
             advise=advise,
         )  # fmt: skip
     # Plain data parallelism weighs the same however many micro-batches a step has; only the way out reads it.
-    found = _weighed(work, model, _single(plan), smallest, cost, exchanged, reserve)
+    found = _weighed(_but_accum(plan), work, model, smallest, cost, exchanged, reserve)
     if found.fits or not advise:
         return found
     return memory(
@@ -302,15 +304,21 @@ def weigh(
     )
 
 
-@lru_cache(maxsize=1024)
-def _single(plan: Plan) -> Plan:
-    return replace(plan, grad_accum=1)
+_WEIGHING = tuple(f.name for f in fields(Plan) if f.name != "grad_accum")
+_but_accum = attrgetter(*_WEIGHING)
 
 
 @lru_cache(maxsize=1024)
 def _weighed(
-    work: Program, model: Model, plan: Plan, device: Device, cost: Compute, exchanged: float, reserve: float
+    values: tuple[Any, ...],
+    work: Program,
+    model: Model,
+    device: Device,
+    cost: Compute,
+    exchanged: float,
+    reserve: float,
 ) -> Memory:
+    plan = Plan(**dict(zip(_WEIGHING, values, strict=True)))
     return memory(
         work, model, plan=plan, device=device, compute=cost, exchange_bytes=exchanged, reserve_bytes=reserve,
         advise=False,

@@ -83,12 +83,15 @@ class _Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tiers:
-    """The two laws a group uses and the rates they give it; 1/rate is 0 where the tier is not crossed."""
+    """The two laws a group uses, the rates and the ramps they give it; 1/rate and ramp are 0 where the tier is not
+    crossed."""
 
     intra: Law
     inter: Law
     intra_spB: Num
     inter_spB: Num
+    intra_ramp: Num
+    inter_ramp: Num
 
 
 def _tiers(op: str, at: Placement, cluster: Cluster, engine: str) -> _Tiers:
@@ -97,12 +100,18 @@ def _tiers(op: str, at: Placement, cluster: Cluster, engine: str) -> _Tiers:
         raise InputError("is needed by ranks of one node", key="intra", hint="name a link profile or RATE@LATENCY")
     if across and cluster.inter is None:
         raise InputError("is needed by ranks on several nodes", key="inter", hint="name a link profile or RATE@LATENCY")
-    intra, intra_spB = (_FREE, 0.0) if not inside or cluster.intra is None else _inner(op, at, cluster, engine)
-    inter, inter_spB = _LOCAL, 0.0
+    intra, intra_spB, intra_ramp = _FREE, 0.0, 0.0
+    if inside and cluster.intra is not None:
+        intra, intra_spB, intra_ramp = _inner(op, at, cluster, engine)
+    inter, inter_spB, inter_ramp = _LOCAL, 0.0, 0.0
     if across and cluster.inter:
         inter = slowest([law(cluster.inter, op, d.name) for d in at.devices])
         inter_spB = _only(at.nodes > 1, 1 / _node_Bps(at, cluster, inter))
-    return _Tiers(intra=intra, inter=inter, intra_spB=intra_spB, inter_spB=inter_spB)
+        inter_ramp = inter.ramp(at.nodes) * some(at.nodes)
+    return _Tiers(
+        intra=intra, inter=inter, intra_spB=intra_spB, inter_spB=inter_spB,
+        intra_ramp=intra_ramp, inter_ramp=inter_ramp,
+    )  # fmt: skip
 
 
 def _any(truth: Any) -> bool:
@@ -134,21 +143,22 @@ def _root_of(value: Num) -> Num:
     return np.sqrt(value) if _many(value) else math.sqrt(value)
 
 
-def _inner(op: str, at: Placement, cluster: Cluster, engine: str) -> tuple[Law, Num]:
-    """The law inside the node and its seconds per byte; the same for every network between the nodes."""
+def _inner(op: str, at: Placement, cluster: Cluster, engine: str) -> tuple[Law, Num, Num]:
+    """The law inside the node, its seconds per byte and its ramp; the same for every network between the nodes."""
     if cluster.intra is None:
-        return _FREE, 0.0
+        return _FREE, 0.0, 0.0
     found = _within.__wrapped__ if _many(at.per_node, cluster.intra.Bps) else _within
-    answer: tuple[Law, Num] = found(op, at.per_node, at.devices, cluster.intra, cluster.p2p, engine)
+    answer: tuple[Law, Num, Num] = found(op, at.per_node, at.devices, cluster.intra, cluster.p2p, engine)
     return answer
 
 
 @lru_cache(maxsize=1024)
 def _within(
     op: str, per_node: Num, devices: tuple[Device, ...], link: Link, p2p: bool, engine: str
-) -> tuple[Law, Num]:
+) -> tuple[Law, Num, Num]:
     found = slowest([_inner_law(op, per_node, p2p, device, link, engine) for device in devices])
-    return found, _only(per_node > 1, 1 / found.rate_Bps(_most(per_node, 2)))
+    least = _most(per_node, 2)
+    return found, _only(per_node > 1, 1 / found.rate_Bps(least)), found.ramp(least) * some(per_node)
 
 
 def _inner_law(op: str, per_node: Num, p2p: bool, device: Device, link: Link, engine: str) -> Law:
@@ -205,8 +215,7 @@ def _ring_line(op: str, at: Placement, t: _Tiers) -> _Line:
 
 
 def _root(at: Placement, t: _Tiers, inner_share: Num, outer_share: Num) -> Num:
-    inner = t.intra.ramp(_most(at.per_node, 2)) * some(at.per_node) * _root_of(inner_share)
-    return inner + t.inter.ramp(at.nodes) * some(at.nodes) * _root_of(outer_share)
+    return t.intra_ramp * _root_of(inner_share) + t.inter_ramp * _root_of(outer_share)
 
 
 def _double_tree_line(op: str, at: Placement, t: _Tiers, cluster: Cluster) -> _Line:

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from simkit import plugins
-from simkit.errors import InputError, RefusedError, nearest, unknown
+from simkit.errors import InputError, nearest, unknown
 from simkit.spec import cluster as clusters
 from simkit.spec import convnets
 from simkit.spec import models as zoo
 from simkit.spec import profiles as store
 from simkit.spec.build import build
+from simkit.spec.degrees import degrees
 from simkit.spec.hardware import Cluster, Device
 from simkit.spec.model import ConvSpec, Model, TransformerSpec
 from simkit.spec.plan import Plan
@@ -128,7 +129,9 @@ def resolve(scenario: Scenario) -> Resolved:
     if scenario.get("task", "pretrain") == "pretrain":
         net = zoo.pretraining_model(net)
     net = _padded(net, scenario.get("tp", 1), software, notes)
-    chosen = _chosen(scenario, net, machines, software, notes)
+    first = machines.groups[0].device
+    chosen, reasons = _settled(_settling(scenario), scenario.file, net, first, machines.gpus, software)
+    notes += reasons
     micro, accum, undecided = resolve_batch(scenario, chosen["dp"], notes)
     plan = Plan(**chosen, micro_batch=micro, grad_accum=accum)
     return Resolved(
@@ -175,77 +178,28 @@ def _stack(scenario: Scenario, notes: list[str], warnings: list[str]) -> Stack:
     return stack(name, profiles=scenario.profiles)
 
 
-def _degrees(scenario: Scenario, net: Model, machines: Cluster, tell: _Teller) -> dict[str, Any]:
-    """The degrees of parallelism. Raises InputError where they do not multiply to the GPUs of the cluster."""
-    world, file = machines.gpus, scenario.file
-    tp, pp, cp, ep, vpp = (scenario.get(k, 1) for k in ("tp", "pp", "cp", "ep", "vpp"))
-    model_parallel = tp * pp * cp
-    if world % model_parallel:
-        raise InputError(
-            f"of tp {tp} x pp {pp} x cp {cp} does not divide the {world} GPUs",
-            file=file,
-            key="the product",
-            hint="change a degree or the cluster",
-        )
-    dp = scenario.get("dp", world // model_parallel)
-    if dp * model_parallel != world:
-        raise InputError(
-            f"x tp {tp} x pp {pp} x cp {cp} is not the {world} GPUs of the cluster",
-            file=file,
-            key="dp",
-            value=dp,
-            hint=f"dp = {world // model_parallel} does",
-        )
-    sp = scenario.get("sp", 1)
-    if sp not in (1, tp):
-        raise InputError(
-            f"is neither 1 nor tp = {tp}",
-            file=file,
-            key="sp",
-            value=sp,
-            hint="sequence parallelism runs over the tensor-parallel ranks",
-        )
-    if dp % ep:
-        raise InputError(f"does not divide dp = {dp}", file=file, key="ep", value=ep)
-    zero = scenario.get("zero", 0)
-    group = scenario.get("shard_group", dp)
-    if dp % group:
-        raise InputError(f"does not divide dp = {dp}", file=file, key="shard_group", value=group)
-    spec = net.spec
-    offload = scenario.get("offload", "none")
-    if model_parallel * ep > 1 or zero > 0 or offload != "none":
-        if not isinstance(spec, TransformerSpec) or spec.kind not in ("decoder", "encoder"):
-            degrees = "tp, pp, cp, ep, zero and offload"
-            raise RefusedError(f"{net.name} is priced under data parallelism alone; leave {degrees} out")
-        if scenario.get("method", "s-sgd") != "s-sgd":
-            raise RefusedError(
-                f"{scenario.get('method')} is priced under data parallelism alone; leave it out, or the other degrees"
-            )
-        if spec.heads % tp:
-            raise InputError(f"does not divide the {spec.heads} heads of {net.name}", file=file, key="tp", value=tp)
-        if spec.layers < pp * vpp:
-            raise InputError(
-                f"x vpp {vpp} exceeds the {spec.layers} layers of {net.name}", file=file, key="pp", value=pp
-            )
-    schedule = scenario.get("schedule", "interleaved" if vpp > 1 else "1f1b")
-    return {
-        "dp": dp,
-        "tp": tp,
-        "pp": pp,
-        "cp": cp,
-        "ep": ep,
-        "sp": sp,
-        "vpp": vpp,
-        "zero": zero,
-        "shard_group": group,
-        "schedule": schedule,
-        "offload": offload,
-    }
+_UNSETTLED = frozenset({"inter", "intra", "micro_batch", "grad_accum", "global_batch"})
+"""Fields that change from question to question and decide nothing but themselves."""
 
 
-def _chosen(scenario: Scenario, net: Model, machines: Cluster, software: Stack, notes: list[str]) -> dict[str, Any]:
+def _settling(scenario: Scenario) -> tuple[tuple[str, Any], ...]:
+    return tuple(item for item in scenario.values.items() if item[0] not in _UNSETTLED)
+
+
+@lru_cache(maxsize=1024)
+def _settled(
+    values: tuple[tuple[str, Any], ...], file: str, net: Model, device: Device, gpus: int, software: Stack
+) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """(fields of the plan but for the batch, the lines that say why), once for all questions that differ in network
+    and batch alone."""
+    notes: list[str] = []
+    return _chosen(Scenario(values=dict(values), file=file), net, device, gpus, software, notes), tuple(notes)
+
+
+def _chosen(
+    scenario: Scenario, net: Model, device: Device, gpus: int, software: Stack, notes: list[str]
+) -> dict[str, Any]:
     """The fields of the plan but for the batch."""
-    device = machines.groups[0].device
     transformer = net.spec if isinstance(net.spec, TransformerSpec) else None
     tell = _Teller(scenario, notes)
     precision = tell("precision", _precision(device), f"the fastest {device.title} trains in")
@@ -257,13 +211,13 @@ def _chosen(scenario: Scenario, net: Model, machines: Cluster, software: Stack, 
     algorithm = scenario.get("algorithm", "auto")
     if algorithm != "auto" and algorithm not in plugins.names("simkit.collectives"):
         raise unknown("algorithm", algorithm, (*plugins.names("simkit.collectives"), "auto"), file=scenario.file)
-    degrees = _degrees(scenario, net, machines, tell)
-    dp = degrees["dp"]
+    placed = degrees(scenario, net, gpus)
+    dp = placed["dp"]
     fields: dict[str, Any] = {
         "task": scenario.get("task", "pretrain"),
         "method": method,
         "stack": software.name,
-        **degrees,
+        **placed,
         "precision": precision,
         "master_dtype": scenario.get("master_dtype", "fp32"),
         "reduce_dtype": scenario.get("reduce_dtype", _reduced(software.reduce_dtype, precision)),

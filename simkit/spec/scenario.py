@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -204,6 +205,18 @@ FIELDS: Mapping[str, FieldSpec] = {f.name: f for f in _FIELDS}
 
 def clean(name: str, value: Any, *, file: str = "") -> Any:
     """One value of the vocabulary, checked and converted. Raises InputError naming the file, key, value and way out."""
+    try:
+        return _cleaned(name, value)
+    except (InputError, TypeError):  # refused, for the message to name the file; or a value without a hash
+        return _clean(name, value, file)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _cleaned(name: str, value: Any) -> Any:
+    return _clean(name, value, "")
+
+
+def _clean(name: str, value: Any, file: str) -> Any:
     spec = FIELDS.get(name)
     if spec is None:
         raise unknown("key", name, FIELDS, file=file)

@@ -125,8 +125,11 @@ def test_all_hardware_twice_as_fast_is_half_the_time(fields: dict[str, object]) 
 @EXAMPLES
 @given(fixed_buffers)
 def test_elasticities_have_the_right_sign_and_sum_to_minus_one(fields: dict[str, object]) -> None:
-    """Euler: the step is homogeneous of degree -1 in rates and of degree 1 in times."""
-    step = 0.01
+    """Euler: the step is homogeneous of degree -1 in rates and of degree 1 in times.
+
+    A small change, for one of 1 % may carry the step over a kink (the network becoming what is waited for).
+    """
+    step = 1e-5
     base = run(fields).end_s
 
     def elasticity(**scales: float) -> float:
@@ -136,7 +139,7 @@ def test_elasticities_have_the_right_sign_and_sum_to_minus_one(fields: dict[str,
     times = [elasticity(**{k: 1 + step}) for k in ("network_latency", "kernel_s", "host_s")]
     assert all(e <= 1e-6 for e in rates)
     assert all(e >= -1e-6 for e in times)
-    assert sum(rates) - sum(times) == pytest.approx(-1, abs=0.05)
+    assert sum(rates) - sum(times) == pytest.approx(-1, abs=0.01)
 
 
 @pytest.mark.parametrize(
