@@ -77,7 +77,7 @@ class _Line:
     def seconds(self, nbytes: Num) -> Num:
         t = self.latency_s + nbytes * self.per_byte_s
         if isinstance(self.root, np.ndarray) or self.root != 0.0:
-            t = t + self.root * np.sqrt(nbytes)
+            t = t + self.root * _root_of(nbytes)
         return t
 
 
@@ -359,7 +359,7 @@ def seconds_fn(
     def seconds(nbytes: Num) -> Num:
         best = first.seconds(nbytes)
         for line in rest:
-            best = np.minimum(best, line.seconds(nbytes))
+            best = _least(best, line.seconds(nbytes))
         return best
 
     return seconds
