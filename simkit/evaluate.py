@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simkit.exchange import Exchange, Method, exchange
-from simkit.memory import exchange_bytes, memory, staged
+from simkit.memory import exchange_bytes, memory, staged, verdicts
 from simkit.price import UNSCALED, Compute, Pricing, Scales, compute, optimizer_seconds, pricing, scaled
 from simkit.program import Program
 from simkit.report import Memory
-from simkit.roofline import Law
+from simkit.roofline import Array, Law
 from simkit.spec.hardware import Device
 from simkit.spec.model import Model
 from simkit.spec.plan import DTYPE_BYTES, Plan
@@ -25,6 +26,9 @@ from simkit.spec.stack import Stack
 from simkit.timeline import Step, Sums, Timeline, schedule, stretch, stretched
 from simkit.units import GIB
 from simkit.workloads import Numerics, program
+
+if TYPE_CHECKING:
+    from simkit import train
 
 CAST_BYTES = 6.0
 """Autocast reads the fp32 weight and writes its 16-bit copy (4 + 2 bytes) forward, and the reverse for its gradient."""
@@ -178,6 +182,24 @@ def is_sharded(plan: Plan) -> bool:
     return plan.tp * plan.pp * plan.cp * plan.ep > 1 or plan.zero > 0 or plan.offload != "none"
 
 
+def traits(resolved: Resolved, priced: Pricing, calibrated: bool, scales: Scales = UNSCALED) -> train.Traits:
+    """What the stack does with sharded training, on one device."""
+    # Most questions need none of it, and a cold command should not pay for what it does not use.
+    from simkit import train
+
+    plan, stack = resolved.plan, resolved.stack
+    eager = stack.calibration.get("eager") if calibrated else None
+    return train.Traits(
+        overlap=plan.overlap != "none",
+        gather_dtype_bytes=max(DTYPE_BYTES[plan.precision], 2.0),
+        reduce_dtype_bytes=DTYPE_BYTES[plan.reduce_dtype],
+        host_kernel_s=_host_kernel_s(stack, calibrated),
+        step_s=eager.get("step_s", 0.0) if eager is not None else 0.0,
+        interference=prior("interference", "seconds_per_second", 0.0) if calibrated else 0.0,
+        memory_Bps=priced.law.memory_Bps * priced.law.sustained * scales.memory_Bps,
+    )
+
+
 def _sharded(
     resolved: Resolved,
     work: Program,
@@ -187,39 +209,26 @@ def _sharded(
     scales: Scales,
     advise: bool,
 ) -> Evaluation:
-    # Most questions need none of it, and a cold command should not pay for what it does not use.
     from simkit import train
 
     plan, stack = resolved.plan, resolved.stack
-    eager = stack.calibration.get("eager") if calibrated else None
-    host_kernel_s = _host_kernel_s(stack, calibrated)
-    traits = train.Traits(
-        overlap=plan.overlap != "none",
-        gather_dtype_bytes=max(DTYPE_BYTES[plan.precision], 2.0),
-        reduce_dtype_bytes=DTYPE_BYTES[plan.reduce_dtype],
-        host_kernel_s=host_kernel_s,
-        step_s=eager.get("step_s", 0.0) if eager is not None else 0.0,
-        interference=prior("interference", "seconds_per_second", 0.0) if calibrated else 0.0,
-        memory_Bps=priced.law.memory_Bps * priced.law.sustained * scales.memory_Bps,
-    )
     found = train.sharded(
         work,
         resolved.model,
         plan=plan,
         stack=stack,
         priced=priced,
-        traits=traits,
+        traits=traits(resolved, priced, calibrated, scales),
         cluster=resolved.cluster,
         device=device,
         scales=scales,
         optimizer_bytes=stack.optimizer_bytes[plan.optimizer],
     )
     terms = found.terms
-    exposed = sum(terms.get(k, 0.0) for k in train.WAITING)
     line = Timeline(
         end_s=found.end_s,
         breakdown=terms,
-        busy_s={"compute": found.end_s - exposed, "comm": found.comm_s},
+        busy_s={"compute": found.busy_s, "comm": found.comm_s},
         comm_end_s=np.zeros(0),
     )
     return Evaluation(
@@ -287,9 +296,7 @@ def weigh(
     resolved: Resolved, work: Program, model: Model, plan: Plan, cost: Compute, *, advise: bool = True
 ) -> Memory:
     """The memory verdict on the device that has the least of it. advise: look for a way out of what does not fit."""
-    smallest = min(resolved.cluster.devices, key=lambda d: d.memory_bytes)
-    reserve = float(resolved.scenario.get("memory_reserve_gib", 0.0)) * GIB
-    exchanged = _exchange_bytes(model, Method.of(plan))
+    smallest, reserve, exchanged = _room(resolved, model, plan)
     if staged(plan, model):
         return memory(
             work, model, plan=plan, device=smallest, compute=cost, exchange_bytes=exchanged, reserve_bytes=reserve,
@@ -302,6 +309,21 @@ def weigh(
     return memory(
         work, model, plan=plan, device=smallest, compute=cost, exchange_bytes=exchanged, reserve_bytes=reserve
     )
+
+
+def weigh_points(resolved: Resolved, work: Program, plan: Plan) -> tuple[Array, NDArray[np.bool_], list[str]]:
+    """(device_bytes, fits, why_not) at many points of a sharded plan, whose batches are arrays."""
+    smallest, reserve, exchanged = _room(resolved, resolved.model, resolved.plan)
+    return verdicts(
+        work, resolved.model, plan=plan, device=smallest, exchange_bytes=exchanged, reserve_bytes=reserve
+    )  # fmt: skip
+
+
+def _room(resolved: Resolved, model: Model, plan: Plan) -> tuple[Device, float, float]:
+    """(the device that has the least memory, bytes of it to keep free, bytes that the exchange of gradients keeps)."""
+    smallest = min(resolved.cluster.devices, key=lambda d: d.memory_bytes)
+    reserve = float(resolved.scenario.get("memory_reserve_gib", 0.0)) * GIB
+    return smallest, reserve, _exchange_bytes(model, Method.of(plan))
 
 
 _WEIGHING = tuple(f.name for f in fields(Plan) if f.name != "grad_accum")

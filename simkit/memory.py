@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simkit import plugins
 from simkit.memory_facts import FACTS, FRAGMENTATION
@@ -34,6 +35,7 @@ from simkit.memory_states import OPTIMIZER_STATES, WORKSPACE_BYTES
 from simkit.memory_wayout import divisors, stronger, way_out
 from simkit.price import Compute
 from simkit.program import Program, basis
+from simkit.roofline import Array
 from simkit.spec.hardware import Device
 from simkit.spec.model import Model, TransformerSpec
 from simkit.spec.plan import DTYPE_BYTES, Plan
@@ -232,8 +234,7 @@ def _staged(
     fits = reserved <= capacity
     why = out = ""
     if not fits:
-        where = f"stage {stage} of {plan.pp} needs" if plan.pp > 1 else "needs"
-        why = _why(where, reserved, context, capacity, device)
+        why = _why(_where(stage, plan), reserved, context, capacity, device)
     if not fits and advise:
 
         def fitting(p: Plan) -> bool:
@@ -256,6 +257,23 @@ def _staged(
         stage=stage,
         stages=found,
     )
+
+
+def verdicts(
+    program: Program, model: Model, *, plan: Plan, device: Device, exchange_bytes: float, reserve_bytes: float
+) -> tuple[Array, NDArray[np.bool_], list[str]]:
+    """(device_bytes, fits, why_not) of the heaviest stage at many points of a plan that is weighed stage by stage:
+    micro_batch and grad_accum are arrays over them. The figures are those of `memory`."""
+    workspace = float(WORKSPACE_BYTES) if device.kind == "gpu" else 0.0
+    found = memory_of_stages(program, model, plan, exchange_bytes=exchange_bytes, workspace_bytes=workspace)
+    stage, reserved = found.reserved_bytes.argmax(axis=-1), found.reserved_bytes.max(axis=-1)
+    context = context_bytes(plan, device)
+    capacity = device.memory_bytes - context - reserve_bytes
+    fits = reserved <= capacity
+    why = [""] * len(fits)
+    for i in np.flatnonzero(~fits).tolist():
+        why[i] = _why(_where(int(stage[i]), plan), float(reserved[i]), context, capacity, device)
+    return reserved + context, fits, why
 
 
 @lru_cache(maxsize=256)
@@ -286,6 +304,10 @@ def exchange_bytes(model: Model, plan: Plan) -> float:
 def _shapes(model: Model) -> tuple[tuple[int, ...], ...]:
     """The shapes of the gradients; equal experts stand as one tall matrix."""
     return tuple((t.shape[0] * t.repeat, *t.shape[1:]) for t in model.tensors)
+
+
+def _where(stage: int, plan: Plan) -> str:
+    return f"stage {stage} of {plan.pp} needs" if plan.pp > 1 else "needs"
 
 
 def _why(where: str, reserved: float, context: float, capacity: float, device: Device) -> str:

@@ -93,7 +93,8 @@ def memory_of_stages(
     alone, arrays = _alone(plan), _of_arrays(plan)
     states = (fixed if arrays else fixed_kept)(model, alone, facts, placed, exchange_bytes, workspace_bytes)
     kept = (_coefficients if arrays else _coefficients_kept)(program, alone, plan.recompute, model, facts, placed)
-    moving = _activations(kept, plan, placed)
+    flights = flights_of(plan)
+    moving = _activations(kept, plan, placed, flights)
     allocated: Array = sum(moving.values(), states["sum"])
     items = moving | states
     del items["sum"]
@@ -101,7 +102,7 @@ def memory_of_stages(
         items_bytes=items,
         allocated_bytes=allocated,
         reserved_bytes=allocated * (1.0 + facts.fragmentation),
-        in_flight=flights_of(plan),
+        in_flight=flights,
     )
 
 
@@ -244,17 +245,23 @@ def _monomials(b: Num, s: Num, cp: Num) -> Array:
     return np.array([1.0, b, s, b * s / cp, b * s / cp * s])
 
 
-def _activations(kept: _Kept, plan: Plan, placed: Placed) -> dict[str, Array]:
-    at = _monomials(plan.micro_batch, plan.seq_len, plan.cp)[..., None]
-    flights = flights_of(plan)
-    activations = (kept.stays @ at)[..., 0] * flights
+def _polynomials(coefficients: Array, at: Array) -> Array:
+    """Values of (..., k, 5) coefficients at monomials (..., 5): shape (..., k)."""
+    if coefficients.ndim == 2:
+        return at @ coefficients.T
+    return np.asarray((coefficients @ at[..., None])[..., 0])
+
+
+def _activations(kept: _Kept, plan: Plan, placed: Placed, flights: Array) -> dict[str, Array]:
+    at = _monomials(plan.micro_batch, plan.seq_len, plan.cp)
+    activations = _polynomials(kept.stays, at) * flights
     if plan.recompute != "none":
-        block = (kept.replayed @ at)[..., 0]
+        block = _polynomials(kept.replayed, at)
         starts = np.minimum(np.cumsum((0, *placed[:-1])), block.shape[-1] - 1)
         one = np.maximum.reduceat(block, starts, axis=-1) * np.greater(placed, 0)
-        activations = np.minimum(activations + one, (kept.whole @ at)[..., 0] * flights)
-    logits = (kept.logits[..., None, :] @ at)[..., 0] * _last(plan.pp)
-    transient = 2.0 * (kept.widest @ at)[..., 0].max(axis=-1, keepdims=True, initial=0.0)
+        activations = np.minimum(activations + one, _polynomials(kept.whole, at) * flights)
+    logits = _polynomials(kept.logits[..., None, :], at) * _last(plan.pp)
+    transient = 2.0 * _polynomials(kept.widest, at).max(axis=-1, keepdims=True, initial=0.0)
     return {"activations": activations, "logits": logits, "transient": np.maximum(transient - logits, 0.0)}
 
 

@@ -32,17 +32,25 @@ def planned(resolved: Resolved) -> Resolved:
 
     Raises InputError for micro-batches that the interleaved schedule of the stack cannot take.
     """
-    chosen = _chosen(resolved) if resolved.open else resolved
-    plan = chosen.plan
-    if plan.vpp > 1:
-        interleaved.group(
-            stages=plan.pp, micro_batches=plan.grad_accum, flexible=not resolved.stack.strict_interleaving
-        )
+    chosen = settled(resolved)
+    interleavable(chosen, chosen.plan.grad_accum)
     return chosen
 
 
-def _chosen(resolved: Resolved) -> Resolved:
+def interleavable(resolved: Resolved, grad_accum: int) -> None:
+    """Raises InputError for micro-batches a step that the interleaved schedule of the stack cannot take."""
+    plan = resolved.plan
+    if plan.vpp > 1:
+        interleaved.group(
+            stages=plan.pp, micro_batches=grad_accum, flexible=not resolved.stack.strict_interleaving
+        )
+
+
+def settled(resolved: Resolved) -> Resolved:
+    """The same with every open field chosen and stated."""
     chosen = resolved
+    if not chosen.open:
+        return chosen
     if "method" in chosen.open:
         chosen = replace(chosen, plan=replace(chosen.plan, method="s-sgd"))
     chosen = _batched(chosen)
@@ -141,4 +149,4 @@ def _seconds(resolved: Resolved) -> Evaluation:
     return evaluate(resolved)
 
 
-__all__ = ["Plan", "planned", "rival"]
+__all__ = ["Plan", "interleavable", "planned", "rival", "settled"]

@@ -3,8 +3,9 @@
 >>> found = simkit.sweep(model="bert-large", cluster="8x4x2080ti", grid={"inter": "1Gb/s@5us:100Gb/s@5us:1000"})
 >>> found["inter_Bps"], found["iteration_time_s"]
 
-Axes are of two kinds. ``micro_batch``, ``grad_accum`` and links given as RATE@LATENCY enter the formulas as arrays; all
-others (names, choices, and numbers that change what is computed: rank, bucket_mb, seq_len, …) are resolved once each.
+Axes are of two kinds. The batch (``micro_batch``, ``grad_accum``, and ``global_batch`` beside one of them) and links
+given as RATE@LATENCY enter the formulas as arrays; all others (names, choices, degrees, and numbers that change what is
+computed: rank, bucket_mb, seq_len, …) are resolved once each.
 Every point equals `predict` of the same scenario. A point without an answer keeps its place, with the reason in
 ``refused``; one that does not fit into memory keeps its times, with the reason in ``why_not``.
 """
@@ -22,9 +23,8 @@ from numpy.typing import NDArray
 
 from simkit.errors import InputError, RefusedError
 from simkit.grids import Axis, axes
-from simkit.spec.resolve import resolve_batch
 from simkit.spec.scenario import Scenario
-from simkit.sweep_points import Columns, Links, Structure, point
+from simkit.sweep_points import BATCH, Columns, Links, Structure, point
 
 BLOCK = 65_536
 """Points worked on together."""
@@ -34,7 +34,6 @@ FEW = 2
 """Points of a structure up to which they are asked one by one."""
 MAX_SAMPLES = 2.0**62
 TOO_MANY = "the global batch exceeds 2^62 samples; take fewer"
-BATCH = ("micro_batch", "grad_accum")
 COUNTS = ("micro_batch", "grad_accum", "global_batch", "gpus")
 RATES = (
     "iteration_time_s", "samples_per_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "peak_memory_gib",
@@ -79,9 +78,12 @@ class Sweep:
         self.shape = tuple(len(axis) for axis in self.axes)
         self.points = math.prod(self.shape)
         self._given = frozenset(scenario) | {axis.name for axis in self.axes}
-        # A global batch ties micro-batch and accumulation together; which of them follows is settled point by point.
+        # A global batch ties micro-batch and accumulation together; which of them follows is settled point by point,
+        # but where a planner has to choose both.
         self._tied = "global_batch" in self._given
-        self._numeric = [i for i, a in enumerate(self.axes) if a.described or a.name in BATCH]
+        counts = BATCH if self._given & {"micro_batch", "grad_accum"} else BATCH[:2]
+        self._numeric = [i for i, a in enumerate(self.axes) if a.described or a.name in counts]
+        self._counts = [i for i in self._numeric if not self.axes[i].described]
         self._fixed = [i for i in range(len(self.axes)) if i not in self._numeric]
         self._links = [i for i, a in enumerate(self.axes) if a.described]
         # Arrays of one or two points cost more than the points.
@@ -151,10 +153,10 @@ class Sweep:
             self._structures.move_to_end(key)
             return self._structures[key]
         chosen = {self.axes[i].name: self.axes[i].value(at) for i, at in zip(self._fixed, key, strict=True)}
-        for i in self._numeric:
-            axis = self.axes[i]
-            if axis.name not in BATCH or not self._tied:
-                chosen[axis.name] = axis.value(0)
+        chosen |= {self.axes[i].name: self.axes[i].value(0) for i in self._numeric}
+        if self._tied and self._counts:
+            # The batch of the first point may contradict itself where that of the second does not.
+            chosen |= {"global_batch": None, "micro_batch": 1, "grad_accum": 1}
         made = Structure(self.scenario.with_(**chosen))
         self._structures[key] = made
         if len(self._structures) > KEPT:
@@ -206,21 +208,25 @@ class Sweep:
     def _batch(self, structure: Structure, index: Sequence[Ints]) -> tuple[Ints, Ints, NDArray[Any]]:
         """(micro-batch, micro-batches a step, refusal) of points of one structure."""
         plan, count = structure.resolved.plan, len(index[0])
-        values = {self.axes[i].name: self.axes[i].values[index[i]] for i in self._numeric if not self.axes[i].described}
-        refused = np.full(count, "", dtype=object)
-        micro = values.get("micro_batch", np.full(count, plan.micro_batch))
-        accum = values.get("grad_accum", np.full(count, plan.grad_accum))
-        if not values or not self._tied:
-            return micro, accum, refused
-        pairs, which = np.unique(np.stack([micro, accum]), axis=1, return_inverse=True)
-        micros, accums = pairs.copy()
-        for i in range(pairs.shape[1]):
-            one = {name: int(pairs[BATCH.index(name), i]) for name in values}
+        values = {self.axes[i].name: self.axes[i].values[index[i]] for i in self._counts}
+        if not self._tied and not structure.needs_planning(self._given):
+            micro = values.get("micro_batch", np.full(count, plan.micro_batch))
+            accum = values.get("grad_accum", np.full(count, plan.grad_accum))
+            return micro, accum, structure.interleavable(accum)
+        code = np.zeros(count, dtype=np.int64)
+        for i in self._counts:
+            code = code * self.shape[i] + index[i]
+        _, first, which = np.unique(code, return_index=True, return_inverse=True)
+        fixed = {name: self.scenario.get(name) for name in BATCH if self.scenario.given(name)}
+        micros, accums = np.ones((2, len(first)), dtype=np.int64)
+        reasons = np.full(len(first), "", dtype=object)
+        for at, where in enumerate(first.tolist()):
+            given = fixed | {name: int(column[where]) for name, column in values.items()}
             try:
-                micros[i], accums[i], _ = resolve_batch(structure.resolved.scenario.with_(**one), plan.dp, [])
+                micros[at], accums[at] = structure.batch(given) if self._counts else structure.chosen()
             except InputError as error:
-                refused[which.ravel() == i] = str(error)
-        return micros[which.ravel()], accums[which.ravel()], refused
+                reasons[at] = str(error)
+        return micros[which], accums[which], reasons[which]
 
     def _put(self, out: dict[str, NDArray[Any]], found: Columns, at: Any) -> None:
         """Writes columns of some points; a term that has no column of its own is part of ``other_s``."""
@@ -229,7 +235,7 @@ class Sweep:
             if name in out and name not in known:
                 # An array without axes would itself become the element of a column of objects.
                 out[name][at] = value if np.ndim(value) else np.asarray(value).item()
-        if "other_s" in out and "iteration_time_s" in found:
+        if "other_s" in out and "iteration_time_s" in found and "other_s" not in found:
             rest = found["iteration_time_s"] - sum(found[name] for name in (*TERMS, *SHARDED_TERMS) if name in found)
             out["other_s"][at] = np.where(rest > 1e-9 * found["iteration_time_s"], rest, np.nan)
 

@@ -4,8 +4,9 @@ A structure is what names and choices fix: network, device, nodes, method, numer
 accumulation and in the rates and latencies of described links. Compute is priced once per micro-batch, collectives once
 per link, waiting once per pair of the two, the rest once per point; nothing is larger than `ELEMENTS` numbers.
 
-Bucket-wise methods in one phase (S-SGD, Sign-SGD, Top-k, ACP-SGD) and everything without overlap take arrays. The
-communication hook of Power-SGD, optimal fusion and model parallelism are asked point by point, of `predict`'s own line.
+Bucket-wise methods in one phase (S-SGD, Sign-SGD, Top-k, ACP-SGD), everything without overlap and sharded training
+(`simkit.sweep_sharded`) take arrays. The communication hook of Power-SGD and optimal fusion are asked point by point,
+of `predict`'s own line.
 """
 
 from __future__ import annotations
@@ -13,54 +14,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simkit import network, plugins
-from simkit.cost import cost
 from simkit.errors import InputError, RefusedError
 from simkit.evaluate import Constants, constants, evaluate, is_sharded, weigh, workload
 from simkit.exchange import alone, buffers, message_seconds
-from simkit.planner import GAIN, planned, rival
+from simkit.memory import staged
+from simkit.planner import GAIN, interleavable, planned, rival, settled
 from simkit.price import Pricing, computed, peak, pricing
 from simkit.program import basis
 from simkit.report import Memory
-from simkit.spec.hardware import Cluster, Device, Link
-from simkit.spec.model import TransformerSpec
+from simkit.spec.hardware import Cluster, Device
 from simkit.spec.plan import Plan
-from simkit.spec.resolve import Resolved, resolve
+from simkit.spec.resolve import Resolved, resolve, resolve_batch
 from simkit.spec.scenario import Scenario
+from simkit.sweep_columns import ELEMENTS, Array, Columns, Ints, Links, figures, tokens_of
 from simkit.timeline import terms
 from simkit.units import GIB
 
-Array = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Columns = dict[str, Any]
+if TYPE_CHECKING:
+    from simkit.sweep_sharded import ShardedCase
 
-ELEMENTS = 2**16
-"""Numbers of one array while a block is worked on: what a second-level cache holds."""
+BATCH = ("micro_batch", "grad_accum", "global_batch")
 _ROWS = 2**21
 """The same while rows of operators are priced for every tile and split."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Links:
-    """Described links by position: {``intra`` or ``inter``: (rates in byte/s, latencies in s)}."""
-
-    tables: Mapping[str, tuple[Array, Array]]
-
-    def at(self, cluster: Cluster, index: Ints) -> Cluster:
-        """The cluster with these links as arrays of shape (links, 1), ready to meet an array of buckets."""
-        given: dict[str, Link] = {}
-        for name, (rates, latencies) in self.tables.items():
-            link: Link | None = getattr(cluster, name)
-            if link is not None:
-                columns: dict[str, Any] = {"Bps": rates[index][:, None], "latency_s": latencies[index][:, None]}
-                given[name] = replace(link, **columns)
-        changed: Cluster = replace(cluster, **given)  # type: ignore[arg-type]
-        return changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,8 +78,7 @@ class Case:
                 device, plan.precision, resolved.stack, fp16_accumulate=plan.fp16_accumulate, calibration=calibrated
             )
             self.lanes.append(_Lane(device=device, priced=priced, known=constants(resolved, device, priced)))
-        spec, model = resolved.model.spec, resolved.model
-        self.tokens = plan.seq_len if isinstance(spec, TransformerSpec) and model.input_kind == "tokens" else 0
+        self.tokens = tokens_of(resolved)
 
     @staticmethod
     def takes_arrays(resolved: Resolved) -> bool:
@@ -108,6 +88,9 @@ class Case:
             return False
         module = plugins.get("simkit.compressors", plan.method)
         inline = module.PLACEMENT == "inline" and module.PHASES == 1
+        if plan.schedule == "gpipe" and staged(plan, resolved.model):
+            # It holds the activations of every micro-batch, even without a pipeline.
+            return False
         return plan.dp <= 1 or (plan.fusion != "optimal" and (plan.overlap == "none" or inline))
 
     def answers(self, micro: Ints, accum: Ints, link: Ints, links: Links) -> Columns:
@@ -210,7 +193,7 @@ class Case:
             for first in range(0, len(link), step):
                 part = slice(first, first + step)
                 used, which = np.unique(link[part], return_inverse=True)
-                cluster = links.at(self.resolved.cluster, used)
+                cluster = links.at(self.resolved.cluster, used, axes=1)
                 comm_s = self._messages(tensors, merged, cluster, known.message_s, len(used))
                 total_s = comm_s.sum(axis=(0, 2))
                 if plan.overlap == "none" or not len(merged.ready):
@@ -296,43 +279,6 @@ def waits(
     return exposed_s, factor
 
 
-def figures(
-    resolved: Resolved, tokens: float, *, end_s: Any, breakdown: Mapping[str, Any], busy_s: Any, micro: Any, accum: Any,
-    flops: Any, peak_flops: float,
-) -> Columns:  # fmt: skip
-    """The columns that follow from the end of a step, by the formulas of `simkit.predict`; numbers or arrays."""
-    plan, cluster = resolved.plan, resolved.cluster
-    samples, tokens = micro * accum * plan.dp, float(tokens)
-    money, _, _ = cost(
-        cluster, resolved.scenario, step_s=end_s, busy=np.minimum(busy_s / end_s, 1.0), samples_per_step=samples,
-        tokens_per_step=samples * tokens,
-    )  # fmt: skip
-    out: Columns = {
-        "micro_batch": micro,
-        "grad_accum": accum,
-        "global_batch": samples,
-        "gpus": cluster.gpus,
-        "method": plan.method,
-        "iteration_time_s": end_s,
-        "samples_per_s": samples / end_s,
-        "mfu": 3.0 * flops * accum / (end_s * peak_flops),
-        **breakdown,
-        **money,
-    }
-    if tokens:
-        out |= {
-            "tokens_per_s": samples * tokens / end_s,
-            "tokens_per_s_per_gpu": samples * tokens / end_s / cluster.gpus,
-        }
-    return {
-        name: np.broadcast_to(np.asarray(value, dtype=_kind(value)), np.shape(end_s)) for name, value in out.items()
-    }
-
-
-def _kind(value: Any) -> Any:
-    return object if isinstance(value, str) else None
-
-
 def point(scenario: Scenario) -> Columns:
     """The columns of one point, by the line that `predict` takes; ``refused`` where there is no answer."""
     try:
@@ -340,13 +286,12 @@ def point(scenario: Scenario) -> Columns:
         found = evaluate(resolved, advise=False)
     except (InputError, RefusedError) as error:
         return {"refused": str(error)}
-    plan, model = resolved.plan, resolved.model
-    tokens = plan.seq_len if isinstance(model.spec, TransformerSpec) and model.input_kind == "tokens" else 0
+    plan = resolved.plan
     peak_flops, _ = peak(found.device, plan.precision, fp16_accumulate=plan.fp16_accumulate)
     busy_s = found.timelines[0].busy_s.get("compute", found.end_s)
     return figures(
-        resolved, tokens, end_s=found.end_s, breakdown=found.breakdown, busy_s=busy_s, micro=plan.micro_batch,
-        accum=plan.grad_accum, flops=float(found.compute.model_flops), peak_flops=peak_flops,
+        resolved, tokens_of(resolved), end_s=found.end_s, breakdown=found.breakdown, busy_s=busy_s,
+        micro=plan.micro_batch, accum=plan.grad_accum, flops=float(found.compute.model_flops), peak_flops=peak_flops,
     ) | {
         "peak_memory_gib": found.memory.device_bytes / GIB,
         "fits": found.memory.fits,
@@ -355,20 +300,71 @@ def point(scenario: Scenario) -> Columns:
 
 
 class Structure:
-    """All points that share names and choices. `fixed`: micro-batch and accumulation are given for every point."""
+    """All points that share names and choices, with the batch of the first; what the others have, `batch` says."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.reason, self.arrays, self.sharded = "", False, False
+        self.cases: list[Case] | list[ShardedCase] = []
         try:
             resolved = resolve(scenario)
             choose = "method" in resolved.open and resolved.cluster.nodes > 1
-            first = planned(replace(resolved, open=resolved.open - {"method"}))
+            self.resolved = first = settled(replace(resolved, open=resolved.open - {"method"}))
+            self.sharded = is_sharded(first.plan)
+            if self.sharded:
+                self.arrays, self.cases = True, [self._sharded_case(first)]
+                return
             every = [first, rival(first)] if choose else [first]
-            self.resolved, self.sharded = first, is_sharded(first.plan)
             self.arrays = all(Case.takes_arrays(one) for one in every)
             self.cases = [Case(one) for one in every] if self.arrays else []
         except (InputError, RefusedError) as error:
             self.reason = str(error)
+
+    @staticmethod
+    def _sharded_case(resolved: Resolved) -> ShardedCase:
+        # Most grids have no degrees, and need not wait for what they do not use.
+        from simkit.sweep_sharded import ShardedCase
+
+        return ShardedCase(resolved)
+
+    def needs_planning(self, given: frozenset[str]) -> bool:
+        """Whether the micro-batch that fits depends on how many a step has: a pipeline holds several at once."""
+        plan = self.resolved.plan
+        held = plan.pp > 1 or plan.schedule == "gpipe"
+        return held and "grad_accum" in given and "micro_batch" not in given
+
+    def interleavable(self, accum: Ints) -> NDArray[Any]:
+        """Why the schedule cannot take so many micro-batches a step, for each of them; empty where it can."""
+        reasons = np.full(len(accum), "", dtype=object)
+        if self.resolved.plan.vpp > 1:
+            for count in np.unique(accum).tolist():
+                try:
+                    interleavable(self.resolved, count)
+                except InputError as error:
+                    reasons[accum == count] = str(error)
+        return reasons
+
+    def chosen(self) -> tuple[int, int]:
+        """(micro-batch, micro-batches a step) of its first point. Raises InputError where the schedule cannot take
+        them."""
+        plan = self.resolved.plan
+        interleavable(self.resolved, plan.grad_accum)
+        return plan.micro_batch, plan.grad_accum
+
+    def batch(self, given: dict[str, int]) -> tuple[int, int]:
+        """(micro-batch, micro-batches a step) of the points with these of micro_batch, grad_accum, global_batch.
+
+        Raises InputError where they contradict each other or the schedule cannot take them.
+        """
+        scenario = self.resolved.scenario
+        others = {name: value for name, value in scenario.values.items() if name not in BATCH}
+        scenario = replace(scenario, values=others | given)
+        micro, accum, undecided = resolve_batch(scenario, self.resolved.plan.dp, [])
+        if undecided - {"method"}:
+            plan = replace(self.resolved.plan, micro_batch=micro, grad_accum=accum)
+            plan = settled(replace(self.resolved, scenario=scenario, plan=plan, open=undecided - {"method"})).plan
+            micro, accum = plan.micro_batch, plan.grad_accum
+        interleavable(self.resolved, accum)
+        return micro, accum
 
     def answers(self, micro: Ints, accum: Ints, link: Ints, links: Links) -> Columns:
         """The columns of these points. Raises InputError and RefusedError for a network that cannot be priced."""

@@ -45,7 +45,8 @@ from simkit.train_offload import Offloaded, offloaded
 from simkit.train_params import Gathered, Params, exchange, gathered, of_rank, owned, shard_ranks
 
 Num = Any
-_ALWAYS = ("forward_s", "backward_s", "optimizer_s", "host_s")
+ALWAYS = ("forward_s", "backward_s", "optimizer_s", "host_s")
+"""Terms that are shown where they are zero, too."""
 WAITING = ("exposed_comm_s", "tp_comm_s", "bubble_s", "launch_s", "sharding_s", "offload_s")
 """Terms in which the device does not compute."""
 
@@ -66,6 +67,11 @@ class Sharded:
     comm_s: Num
     latency_s: Num
     messages: dict[str, tuple[Num, Num]]
+
+    @property
+    def busy_s(self) -> Num:
+        """Seconds in which the device computes."""
+        return self.end_s - sum(self.terms.get(k, 0.0) for k in WAITING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +107,13 @@ def sharded(
     return _step(at, plan, traits, cluster.nodes, scales)
 
 
+def work_of_sizes(program: Program, model: Model, plan: Plan, law: Law, sizes: Array) -> Priced:
+    """What a rank computes at many micro-batches."""
+    return _work(program, model, of_points(_once(plan), micro_batch=sizes), law, price)
+
+
 def sharded_points(
+    work: Priced,
     program: Program,
     model: Model,
     *,
@@ -117,16 +129,15 @@ def sharded_points(
     pair: Any,
     accum: Array,
 ) -> Sharded:
-    """`sharded` at many points of one plan at once: every figure is an array over the points.
+    """`sharded` at many points of one plan at once: every figure is an array over the points, or one for all of them.
 
-    Points differ in micro-batch, links and micro-batches a step; pairs are the points with the last left out. sizes:
-    micro-batches that occur; size: of each pair, its place among them; cluster: its links are numbers, or arrays over
-    the pairs; pair: of each point, its place among the pairs; accum: micro-batches a step of each point.
+    Points differ in micro-batch, links and micro-batches a step; pairs are the points with the last left out. work: at
+    `sizes`, the micro-batches that occur; size: of each pair, its place among them; cluster: its links are numbers, or
+    arrays over the pairs; pair: of each point, its place among the pairs; accum: micro-batches a step of each point.
     """
-    once = _once(plan)
-    work = _work(program, model, of_points(once, micro_batch=sizes), priced.law, price)
+    once = of_points(_once(plan), micro_batch=sizes[size])
     at = _arranged(
-        work.at(size), program, model, of_points(once, micro_batch=sizes[size]), stack, priced.law, traits, cluster, device, UNSCALED, optimizer_bytes
+        work.at(size), program, model, once, stack, priced.law, traits, cluster, device, UNSCALED, optimizer_bytes
     )
     return _step(at.at(pair), of_points(plan, grad_accum=accum), traits, cluster.nodes)
 
@@ -172,8 +183,8 @@ def _step(at: _MicroBatch, plan: Plan, traits: Traits, nodes: int, scales: Scale
 def _rounded(terms: dict[str, Num], tiny: Num) -> dict[str, Num]:
     """The terms without those that are nothing but rounding; of many points they are zero there."""
     if np.ndim(tiny):
-        return {k: v if k in _ALWAYS else np.where(v > tiny, v, 0.0) for k, v in terms.items()}
-    return {k: float(v) for k, v in terms.items() if v > tiny or k in _ALWAYS}
+        return {k: v if k in ALWAYS else np.where(v > tiny, v, 0.0) for k, v in terms.items()}
+    return {k: float(v) for k, v in terms.items() if v > tiny or k in ALWAYS}
 
 
 @lru_cache(maxsize=4096)
@@ -417,4 +428,4 @@ def _shares(each: Blocks, stage: Any, held: Array, plan: Plan) -> dict[str, Num]
     }
 
 
-__all__ = ["WAITING", "Sharded", "Traits", "sharded", "sharded_points"]
+__all__ = ["ALWAYS", "WAITING", "Sharded", "Traits", "of_points", "sharded", "sharded_points", "work_of_sizes"]

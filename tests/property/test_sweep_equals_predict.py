@@ -106,6 +106,66 @@ def test_every_point_is_what_predict_says(fixed: dict[str, Any], grid: dict[str,
         compare(asked, found, at)
 
 
+SHARDED = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from(["llama-2-7b", "gpt2", "mixtral-8x7b", "gemma-2-9b", "deepseek-v2-lite", "bert-base"]),
+        "cluster": st.sampled_from(["2x8xa100", "4x8xh100", "1x8x4090", "2x4xv100", "1x8xa100+1x8xh100"]),
+        "seq_len": st.sampled_from([256, 512]),
+    },
+    optional={
+        "stack": st.sampled_from(["pytorch", "megatron", "deepspeed", "torchtitan", "llmq", "composer"]),
+        "precision": st.sampled_from(["bf16", "fp16", "fp32"]),
+        "sp": st.just(2),
+        "cp": st.sampled_from([1, 2]),
+        "ep": st.sampled_from([1, 2]),
+        "vpp": st.sampled_from([1, 2]),
+        "schedule": st.sampled_from(["1f1b", "gpipe", "zb"]),
+        "offload": st.sampled_from(["none", "optimizer", "params"]),
+        "shard_group": st.sampled_from([1, 2]),
+        "recompute": st.sampled_from(["none", "full", "selective"]),
+        "overlap": st.sampled_from(["none", "wfbp"]),
+        "fusion": st.sampled_from(["bucket", "all"]),
+        "algorithm": st.sampled_from(["auto", "ring", "hierarchical"]),
+        "calibration": st.booleans(),
+        "tokens": st.sampled_from([1e9]),
+        "micro_batch": st.sampled_from([1, 2]),
+        "grad_accum": st.sampled_from([2, 4]),
+        "p2p": st.booleans(),
+    },
+)
+SHARDED_AXES = st.fixed_dictionaries(
+    {
+        "tp": st.sampled_from(["2,1", "2,4", "2", "4,3"]),
+        "inter": st.sampled_from(["1Gb/s@5us:800Gb/s@50us:7:log", "100Gb/s@5us,10Gb/s@30us,1Gb/s@1ms", "100gbe-rdma"]),
+    },
+    optional={
+        "pp": st.sampled_from(["2,1", "4,1", "2", "3"]),
+        "zero": st.sampled_from(["1,0", "3,0", "2"]),
+        "intra": st.sampled_from(["50Gb/s@3us:600GB/s@1us:3:log", "pcie4x16,nvlink3"]),
+        "micro_batch": st.sampled_from(["1,2,3", "1:512:*8", "4"]),
+        "grad_accum": st.sampled_from(["1,2,4,8", "1:9:3", "64,4"]),
+        "global_batch": st.sampled_from(["64", "48,96,100", "16:512:32"]),
+        "vpp": st.sampled_from(["1,2"]),
+        "recompute": st.sampled_from(["none,full"]),
+    },
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(fixed=SHARDED, grid=SHARDED_AXES, block=st.sampled_from([5, 65_536]), data=st.data())
+def test_every_sharded_point_is_what_predict_says(
+    fixed: dict[str, Any], grid: dict[str, Any], block: int, data: Any
+) -> None:
+    fixed = {k: v for k, v in fixed.items() if k not in grid}
+    asked = Sweep(Scenario.of(fixed), data.draw(st.permutations(list(axes(grid)))), block=block)
+    if asked.points > 1000:
+        return
+    parts = list(asked.blocks())
+    found = {name: np.concatenate([part[name] for part in parts]) for name in asked.columns}
+    for at in data.draw(st.lists(st.integers(0, asked.points - 1), min_size=1, max_size=5, unique=True)):
+        compare(asked, found, at)
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("overlap", ["none", "wfbp"])
 def test_methods(method: str, overlap: str) -> None:
