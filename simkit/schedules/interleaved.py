@@ -107,9 +107,13 @@ def seconds(
     end_s = blockwise(sojourn, f, b, NONE, x.m * x.v, warm, lag, fill, drain)
     even = uniform(x.f, x.b)
     if not even:
-        end_s = np.maximum(end_s, blockwise(_by_way_of_last, f, b, x.m * x.v, warm, lag, x.v))
+        # Each point as it would be alone: paths that others take say nothing about it.
+        detour = blockwise(_by_way_of_last, f, b, x.m * x.v, warm, lag, x.v)
+        alike = (x.f == x.f[..., :1]).all(axis=-1, keepdims=True) & (x.b == x.b[..., :1]).all(axis=-1, keepdims=True)
+        end_s = np.where(alike, end_s, np.maximum(end_s, detour))
     if (x.m <= x.stages).any():
-        end_s = np.maximum(end_s, blockwise(short, f, b, NONE, x.m * x.v, warm, lag))
+        brief = blockwise(short, f, b, NONE, x.m * x.v, warm, lag)
+        end_s = np.where(x.m <= x.stages, np.maximum(end_s, brief), end_s)
     if overlap_p2p:
         end_s = np.maximum(end_s, sweeps(x, x.m + x.hops / x.v, (x.stages * x.v - 1.0) * (x.hops > 0)))
     held = np.minimum(warm + 1.0, x.m * x.v) / x.v
