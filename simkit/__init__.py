@@ -21,20 +21,26 @@ _LAZY = {
     "Report": "simkit.report",
     "Scenario": "simkit.spec.scenario",
     "compare": "simkit.compare",
+    "search": "simkit.search",
     "sweep": "simkit.sweep",
     "validate": "simkit.validate",
+    "whatif": "simkit.whatif",
     "InputError": "simkit.errors",
 }
-__all__ = ["InputError", "Report", "Scenario", "__version__", "compare", "predict", "sweep", "validate"]
+__all__ = [
+    "InputError", "Report", "Scenario", "__version__", "compare", "predict", "search", "sweep", "validate", "whatif",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from simkit.compare import compare
     from simkit.errors import InputError
     from simkit.predict import predict
     from simkit.report import Report
+    from simkit.search import search
     from simkit.spec.scenario import Scenario
     from simkit.sweep import sweep
     from simkit.validate import validate
+    from simkit.whatif import whatif
 
 
 class _Package(ModuleType):

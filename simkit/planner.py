@@ -59,7 +59,7 @@ def settled(resolved: Resolved) -> Resolved:
     return replace(chosen, open=frozenset())
 
 
-def _target(resolved: Resolved) -> int:
+def usual_samples(resolved: Resolved) -> int:
     """Samples per step usual for such a network."""
     spec = resolved.model.spec
     if isinstance(spec, TransformerSpec):
@@ -73,7 +73,7 @@ def _batched(resolved: Resolved) -> Resolved:
     plan, notes = resolved.plan, list(resolved.assumptions)
     dp = plan.dp
     total = resolved.scenario.get("global_batch")
-    per_rank = total // dp if total else max(round(_target(resolved) / dp), 1)
+    per_rank = total // dp if total else max(round(usual_samples(resolved) / dp), 1)
     if "micro_batch" in resolved.open:
         micro, least = _largest_fit(resolved, per_rank, exact=total is not None)
         plan = replace(plan, micro_batch=micro)
@@ -149,4 +149,4 @@ def _seconds(resolved: Resolved) -> Evaluation:
     return evaluate(resolved)
 
 
-__all__ = ["Plan", "interleavable", "planned", "rival", "settled"]
+__all__ = ["Plan", "interleavable", "planned", "rival", "settled", "usual_samples"]

@@ -44,17 +44,31 @@ def predict(*, profiles: tuple[str, ...] = (), models: tuple[str, ...] = (), **f
     return predict_scenario(Scenario.of(fields, profiles=tuple(map(str, profiles)), models=tuple(map(str, models))))
 
 
-def predict_scenario(scenario: Scenario, *, spans: bool = False, beside: bool = True) -> Report:
+def predict_scenario(
+    scenario: Scenario, *, spans: bool = False, beside: bool = True, as_ran: bool = False
+) -> Report:
     """Predicts a Scenario. spans: keep the spans of the simulated step (for traces); beside: where nothing but a
-    cluster was given, the same job on `REFERENCE_CLUSTER` too."""
+    cluster was given, the same job on `REFERENCE_CLUSTER` too; as_ran: degrees that were not given are 1, also where
+    that does not fit and a planner would choose others."""
     try:
         resolved = planned(resolve(scenario))
+        found = evaluate(resolved, spans=spans)
+        if not found.memory.fits and not as_ran:
+            resolved, found = _placed(resolved, found, spans)
     except InputError as error:
         raise scenario.blame(error) from None
-    report = _completed(_report(resolved, evaluate(resolved, spans=spans)), resolved)
+    report = _completed(_report(resolved, found), resolved)
     if beside and _cluster_alone(scenario) and resolved.cluster.gpus > 1:
         return replace(report, beside=(_elsewhere(scenario, report, resolved),))
     return report
+
+
+def _placed(resolved: Resolved, found: Evaluation, spans: bool) -> tuple[Resolved, Evaluation]:
+    """The plan that a planner would choose instead of one that never fits."""
+    from simkit.planner_degrees import placed
+
+    chosen = placed(resolved)
+    return (resolved, found) if chosen is resolved else (chosen, evaluate(chosen, spans=spans))
 
 
 def _completed(report: Report, resolved: Resolved) -> Report:

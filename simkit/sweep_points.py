@@ -25,6 +25,7 @@ from simkit.evaluate import Constants, constants, evaluate, is_sharded, weigh, w
 from simkit.exchange import alone, buffers, message_seconds
 from simkit.memory import staged
 from simkit.planner import GAIN, interleavable, planned, rival, settled
+from simkit.planner_degrees import never_fits, open_degrees, placed
 from simkit.price import Pricing, computed, peak, pricing
 from simkit.program import basis
 from simkit.report import Memory
@@ -284,6 +285,8 @@ def point(scenario: Scenario) -> Columns:
     try:
         resolved = planned(resolve(scenario))
         found = evaluate(resolved, advise=False)
+        if not found.memory.fits and (chosen := placed(resolved)) is not resolved:
+            resolved, found = chosen, evaluate(chosen, advise=False)
     except (InputError, RefusedError) as error:
         return {"refused": str(error)}
     plan = resolved.plan
@@ -315,6 +318,9 @@ class Structure:
                 return
             every = [first, rival(first)] if choose else [first]
             self.arrays = all(Case.takes_arrays(one) for one in every)
+            if self.arrays and open_degrees(first) and never_fits(first):
+                # A planner chooses degrees point by point.
+                self.arrays, self.sharded = False, True
             self.cases = [Case(one) for one in every] if self.arrays else []
         except (InputError, RefusedError) as error:
             self.reason = str(error)

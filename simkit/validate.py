@@ -214,7 +214,8 @@ def predict_line(
         fields["calibration"] = "false"
     from simkit.predict import predict_scenario
 
-    report = predict_scenario(Scenario.of(fields, file=file, profiles=profiles, models=models), beside=False)
+    scenario = Scenario.of(fields, file=file, profiles=profiles, models=models)
+    report = predict_scenario(scenario, beside=False, as_ran=True)
     metric = line["metric"]
     if metric == "peak_memory_gib":
         kind = MEMORY_KINDS.get(line.get("memory_kind", "") or "device")

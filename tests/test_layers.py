@@ -22,7 +22,7 @@ LAYERS = (
     "spans timeline exchange train des",
     "report render evaluate intervals planner cost goodput breakdown predict grids sweep search operators",
     "validate scoreboard calibrate measure",
-    "trace plot dashboard compare",
+    "trace plot dashboard compare whatif",
     "commands cli",
 )
 """A module may import from its own line and from those above it; `render_text` belongs to `render`, and so on."""

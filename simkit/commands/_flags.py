@@ -165,6 +165,14 @@ def given(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def values(name: str, texts: list[str]) -> list[Any]:
+    """The entries of a flag that may be repeated and may hold comma lists."""
+    found = [part.strip() for text in texts for part in text.split(",")]
+    if not all(found):
+        raise InputError("holds an empty entry", key=name, value=",".join(texts), hint="separate values by one comma")
+    return found
+
+
 def profiles(args: argparse.Namespace) -> tuple[str, ...]:
     """The folders of --profiles; those of SIMKIT_PROFILES are added where profiles are looked up."""
     for folder in args.profiles:

@@ -9,7 +9,6 @@ A flag may be repeated or hold a comma list; several such flags give every combi
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from simkit.commands import _flags, _output
 from simkit.errors import InputError
@@ -26,7 +25,7 @@ def configure(parser: _flags.Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     from simkit.compare import compare
 
-    axes = {name: _values(name, texts) for name, texts in _flags.given(args).items()}
+    axes = {name: _flags.values(name, texts) for name, texts in _flags.given(args).items()}
     if not any(len(values) > 1 for values in axes.values()):
         raise InputError(
             "has one case only", key="compare", hint="repeat a flag or give a comma list: --method s-sgd,acp-sgd"
@@ -51,9 +50,3 @@ def run(args: argparse.Namespace) -> int:
         _output.emit(found.to_text(**_output.terminal()))
     return 3 if args.fail_if_unfit and not all(r.fits for r in found.reports) else 0
 
-
-def _values(name: str, texts: list[str]) -> list[Any]:
-    values = [part.strip() for text in texts for part in text.split(",")]
-    if not all(values):
-        raise InputError("holds an empty entry", key=name, value=",".join(texts), hint="separate values by one comma")
-    return values
