@@ -14,8 +14,15 @@ import importlib
 from typing import Any
 
 EXPORTS: dict[str, str] = {
+    "CompressedOptimizer": "compressors",
+    "LoRAFAAdamW": "lora_fa",
+    "LoRAFALinear": "lora_fa",
+    "LoRALinear": "lora",
     "convert": "conversion",
+    "load_peft": "lora",
+    "make_hook": "compressors",
     "merge": "conversion",
+    "save_peft": "lora",
 }
 """{name: module below `simkit.kernels` that holds it}."""
 
