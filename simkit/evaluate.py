@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from simkit.exchange import Exchange, Method, exchange
 from simkit.memory import exchange_bytes, memory, staged, verdicts
+from simkit.memory_sharded import most_in_flight
 from simkit.price import UNSCALED, Compute, Pricing, Scales, compute, optimizer_seconds, pricing, scaled
 from simkit.program import Program
 from simkit.report import Memory
@@ -297,13 +298,10 @@ def weigh(
 ) -> Memory:
     """The memory verdict on the device that has the least of it. advise: look for a way out of what does not fit."""
     smallest, reserve, exchanged = _room(resolved, model, plan)
-    if staged(plan, model):
-        return memory(
-            work, model, plan=plan, device=smallest, compute=cost, exchange_bytes=exchanged, reserve_bytes=reserve,
-            advise=advise,
-        )  # fmt: skip
-    # Plain data parallelism weighs the same however many micro-batches a step has; only the way out reads it.
-    found = _weighed(_but_accum(plan), work, model, smallest, cost, exchanged, reserve)
+    # A job weighs the same however many micro-batches a step has, once it holds all that it will ever hold; only the
+    # way out reads their number.
+    accum = min(plan.grad_accum, most_in_flight(plan.schedule, plan.pp, plan.vpp)) if staged(plan, model) else 1
+    found = _weighed(accum, _but_accum(plan), work, model, smallest, cost, exchanged, reserve)
     if found.fits or not advise:
         return found
     return memory(
@@ -332,6 +330,7 @@ _but_accum = attrgetter(*_WEIGHING)
 
 @lru_cache(maxsize=1024)
 def _weighed(
+    accum: int,
     values: tuple[Any, ...],
     work: Program,
     model: Model,
@@ -340,7 +339,7 @@ def _weighed(
     exchanged: float,
     reserve: float,
 ) -> Memory:
-    plan = Plan(**dict(zip(_WEIGHING, values, strict=True)))
+    plan = Plan(**dict(zip(_WEIGHING, values, strict=True)), grad_accum=accum)
     return memory(
         work, model, plan=plan, device=device, compute=cost, exchange_bytes=exchanged, reserve_bytes=reserve,
         advise=False,

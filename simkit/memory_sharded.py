@@ -23,6 +23,7 @@ Narayanan et al. (arXiv 2104.04473, section 2.2); Zhao et al. (arXiv 2304.11277,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -131,6 +132,17 @@ def in_flight(schedule: str, *, micro_batches: Num, stages: int, virtual: Num = 
     bound: Num = {"gpipe": m, "zb": float(stages), "interleaved": chunks / v}.get(schedule, plain)
     found: Array = np.minimum(m, bound) + 0.0 * left
     return found
+
+
+@lru_cache(maxsize=1024)
+def most_in_flight(schedule: str, stages: int, virtual: int = 1) -> int:
+    """Micro-batches a step beyond which no stage holds more of them; of GPipe, which holds all, a number no step has.
+
+    >>> most_in_flight("1f1b", 4)
+    4
+    """
+    most = float(in_flight(schedule, micro_batches=2.0**62, stages=stages, virtual=virtual).max())
+    return math.ceil(most)
 
 
 _VARIED = ("tp", "sp", "cp", "ep", "dp", "shard_group")

@@ -49,14 +49,13 @@ def interleavable(resolved: Resolved, grad_accum: int) -> None:
 def settled(resolved: Resolved) -> Resolved:
     """The same with every open field chosen and stated."""
     chosen = resolved
-    if not chosen.open:
-        return chosen
-    if "method" in chosen.open:
+    if "method" in chosen.open and chosen.plan.method != "s-sgd":
         chosen = replace(chosen, plan=replace(chosen.plan, method="s-sgd"))
-    chosen = _batched(chosen)
+    if chosen.open - {"method"}:
+        chosen = _batched(chosen)
     if "method" in chosen.open and chosen.cluster.nodes > 1 and not is_sharded(chosen.plan):
         chosen = _method(chosen)
-    return replace(chosen, open=frozenset())
+    return replace(chosen, open=frozenset()) if chosen.open else chosen
 
 
 def usual_samples(resolved: Resolved) -> int:

@@ -23,7 +23,7 @@ import numpy as np
 
 from simkit import network
 from simkit.price import Scales
-from simkit.spec.hardware import Cluster
+from simkit.spec.hardware import Cluster, Group, Link
 from simkit.spec.plan import DTYPE_BYTES, Plan
 
 Num = Any
@@ -36,17 +36,31 @@ def group_cost(op: str, cluster: Cluster, ranks: int, stride: int, algorithm: st
     """
     if ranks <= 1:
         return _nothing
-    links = (cluster.intra, cluster.inter)
-    if any(link is not None and isinstance(link.Bps, np.ndarray) for link in links):
-        return _group_cost.__wrapped__(op, cluster, ranks, stride, algorithm)
-    return _group_cost(op, cluster, ranks, stride, algorithm)
+    at = network.place(cluster, ranks, stride=stride)
+    if at.nodes == 1 and not _varies(cluster.intra):
+        return _inside(op, at, cluster.intra, cluster.p2p, algorithm)
+    if _varies(cluster.intra) or _varies(cluster.inter):
+        return _between.__wrapped__(op, at, cluster, algorithm)
+    return _between(op, at, cluster, algorithm)
+
+
+def _varies(link: Link | None) -> bool:
+    return link is not None and isinstance(link.Bps, np.ndarray)
 
 
 @lru_cache(maxsize=4096)
-def _group_cost(op: str, cluster: Cluster, ranks: int, stride: int, algorithm: str) -> Any:
-    return network.seconds_fn(
-        op, cluster=cluster, ranks=ranks, stride=stride, algorithm=None if algorithm == "auto" else algorithm
-    )
+def _between(op: str, at: network.Placement, cluster: Cluster, algorithm: str) -> Any:
+    return network.seconds_fn(op, cluster=cluster, ranks=at, algorithm=None if algorithm == "auto" else algorithm)
+
+
+@lru_cache(maxsize=4096)
+def _inside(op: str, at: network.Placement, intra: Link | None, p2p: bool, algorithm: str) -> Any:
+    """Within one node: the same whatever the network between nodes."""
+    node = Cluster(
+        groups=tuple(Group(nodes=1, gpus_per_node=at.per_node, device=device) for device in at.devices),
+        intra=intra, inter=None, p2p=p2p,
+    )  # fmt: skip
+    return _between.__wrapped__(op, at, node, algorithm)
 
 
 def _nothing(nbytes: Num) -> Num:

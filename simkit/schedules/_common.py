@@ -86,8 +86,8 @@ def inputs(forward_s: Num, backward_s: Num, *, micro_batches: Num, virtual: Num,
         hint = "the last axis of both is the stage"
         raise InputError("and backward_s do not have the same stages", key="forward_s", value=f.shape, hint=hint)
     m, v, c = (np.asarray(x, dtype=float)[..., None] for x in (micro_batches, virtual, p2p_s))
-    for key, column in (("micro_batches", m), ("virtual", v)):
-        least = np.minimum.reduce(column, axis=None)
+    for key, given, column in (("micro_batches", micro_batches, m), ("virtual", virtual, v)):
+        least = given if isinstance(given, int) else np.minimum.reduce(column, axis=None)
         if not least >= 1.0:
             raise InputError("must be at least 1", key=key, value=float(least))
     later, takes_f, takes_b = _places(f.shape[-1])
@@ -140,9 +140,9 @@ def blockwise(path: Callable[..., Array], *arrays: Array) -> Array:
 
     `path` sees the stages in front, where running sums and maxima go row by row.
     """
-    shape = np.broadcast_shapes(*(a.shape for a in arrays))
-    if len(shape) == 1:
+    if all(a.ndim == 1 for a in arrays):
         return path(*arrays)
+    shape = np.broadcast_shapes(*(a.shape for a in arrays))
     aligned = [np.moveaxis(a.reshape((1,) * (len(shape) - a.ndim) + a.shape), -1, 0) for a in arrays]
     out = np.empty((1, *shape[:-1]))
     step = max(1, BLOCK // math.prod(shape[1:-1]))
@@ -168,27 +168,29 @@ def sojourn(
     of the last h + 1 micro-batches: tail_h = min(h + 1, rounds) w_h. fill, drain: f and b of the first and the last
     pass, which differ from the others where a receive blocks them. lag: a message between two stages of the path.
     """
-    stage = _column(f)
     dwell = np.minimum(rounds - 1.0, warm)
-    fills, drains = running(np.add, fill) + stage * lag, running(np.add, drain) + stage * lag
-    above_f, above_b = fills - fill, drains - drain
-    whole = fills + drains
+    work, ends = f + b, fill + drain
+    whole = running(np.add, ends)
+    if lag.any():
+        whole = whole + 2.0 * _column(f) * lag
+    above = whole - ends
     to_first = most_from(whole + dwell * most(f))
     steady = rounds - warm - 2.0
-    middle = steady * (f + b)
-    alone = above_f + above_b + rounds * (f + b)
+    middle = steady * work
+    alone = above + rounds * work
     if w.any():
+        above_b = running(np.add, drain) - drain + _column(f) * lag
         put_off = b + w * (rounds >= f.shape[0])
-        tail = most(np.minimum(stage + 1.0, rounds) * w - above_b)
+        tail = most(np.minimum(_column(f) + 1.0, rounds) * w - above_b)
         # No path leads from the stage of the dwell back up to that of the tail: dwell at q, or tail at stage 0.
         after = np.maximum(dwell * put_off + tail, dwell * most(put_off) + w[:1])
         middle = middle + np.maximum(rounds - f.shape[0], 0.0) * w
         alone = np.maximum(alone, alone + rounds * w - above_b)
     else:
         after = dwell * most(b)
-    path = to_first + most_from(whole + after) + middle - (above_f + above_b)
-    path = np.where(steady >= 0.0, path, alone)
-    return np.asarray(np.maximum.reduce(np.maximum(path, alone), axis=0, keepdims=True))
+    path = to_first + most_from(whole + after) + middle - above
+    longest = np.maximum(np.where(steady >= 0.0, path, alone), alone)
+    return np.asarray(np.maximum.reduce(longest, axis=0, keepdims=True))
 
 
 def short(f: Array, b: Array, w: Array, rounds: Array, warm: Array, lag: Array) -> Array:
