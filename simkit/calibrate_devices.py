@@ -34,10 +34,13 @@ STREAMING_BYTES = 256e6
 """Smaller buffers may sit in the second-level cache."""
 
 
-def fit_devices(tables: Mapping[str, Sequence[Row]], devices: Mapping[str, Device]) -> dict[str, dict[str, Fit]]:
-    """{device: {fit name: Fit}}; rows of devices without a profile are passed over."""
+def fit_devices(
+    tables: Mapping[str, Sequence[Row]], devices: Mapping[str, Device], *, streaming_bytes: float = STREAMING_BYTES
+) -> dict[str, dict[str, Fit]]:
+    """{device: {fit name: Fit}}; rows of devices without a profile are passed over. streaming_bytes: smaller buffers
+    tell no streaming rate."""
     fits: dict[str, dict[str, Fit]] = {name: {} for name in devices}
-    for name, fit in fit_memory(tables, devices).items():
+    for name, fit in fit_memory(tables, devices, streaming_bytes=streaming_bytes).items():
         fits[name]["memory"] = fit
     fractions = {n: f["memory"]["fraction"] if "memory" in f else DEFAULT_FRACTION for n, f in fits.items()}
     for (name, dtype), data in measured(tables, ("gemm",)).items():
@@ -62,7 +65,9 @@ def fit_devices(tables: Mapping[str, Sequence[Row]], devices: Mapping[str, Devic
 # -- streams -------------------------------------------------------------------------------------------------------
 
 
-def fit_memory(tables: Mapping[str, Sequence[Row]], devices: Mapping[str, Device]) -> dict[str, Fit]:
+def fit_memory(
+    tables: Mapping[str, Sequence[Row]], devices: Mapping[str, Device], *, streaming_bytes: float = STREAMING_BYTES
+) -> dict[str, Fit]:
     """{device: ``memory`` Fit}: the median over tables of the median fraction of the datasheet bandwidth."""
     found: dict[str, dict[str, list[float]]] = {}
     for table, rows in tables.items():
@@ -71,7 +76,7 @@ def fit_memory(tables: Mapping[str, Sequence[Row]], devices: Mapping[str, Device
             if row.get("op") != "memory" or device is None or row.get("metric") != "time_s" or not row.get("bytes"):
                 continue
             nbytes, seconds = float(row["bytes"]), float(row["value"])
-            if nbytes >= STREAMING_BYTES:
+            if nbytes >= streaming_bytes:
                 found.setdefault(row["device"], {}).setdefault(table, []).append(nbytes / seconds / device.memory_Bps)
     out = {}
     for name, by_table in sorted(found.items()):

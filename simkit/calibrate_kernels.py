@@ -286,7 +286,9 @@ def _fit_prefill(data: Measured, device: Device, dtype: str, fraction: float) ->
     values = {"ceiling": float(np.exp(x[0])), "depth": float(np.exp(x[1]))}
     if other.any() and not other.all():
         values["other_engine"] = float(np.exp(x[2]))
-    values |= {"passes": float(np.exp(x[3])), "launch_s": float(np.exp(x[4 if other.all() else 5]))}
+    if side_s.any():
+        values["passes"] = float(np.exp(x[3]))
+    values |= {"launch_s": float(np.exp(x[4 if other.all() else 5]))}
     if "other_engine" in values:
         values["other_launch_s"] = float(np.exp(x[4]))
     error = np.abs(predicted(x) / data.seconds - 1.0)

@@ -39,6 +39,8 @@ ACCUMULATED_BYTES = {"out fp32, accumulates": 6.0, "out bf16, accumulates": 2.0}
 """Bytes beyond the 2 of an element of `out` that a product which adds to what is there moves."""
 FLASH_ENGINE = "vllm"
 """The engine whose prefill kernel is the FlashAttention of training."""
+KERNEL_ALONE = "kernel"
+"""The engine of rows that time the attention kernel without what an engine does around it."""
 DECODE_FRACTION, PASSES, LAUNCH_S = 0.85, 1.3, 1e-5
 """Fraction of the memory bandwidth that decoding reaches; how often an engine moves q, k, v and the result beside its
 fused kernel (rotary embedding, cache, layout); its launches: where neither device nor priors say."""
@@ -117,7 +119,7 @@ def _attention(row: Mapping[str, str], op: str, arithmetic: str) -> Work:
         n=s,
         k=2.0 * width * seen,
         nbytes=queries + keys * cached,
-        side_bytes=0.0 if decode else queries + keys * element,
+        side_bytes=0.0 if decode or row.get("engine") == KERNEL_ALONE else queries + keys * element,
         arithmetic=arithmetic,
         engine=row.get("engine", ""),
         decode=decode,

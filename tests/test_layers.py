@@ -21,7 +21,7 @@ LAYERS = (
     "price memory count",
     "spans timeline exchange train des",
     "report render evaluate intervals planner cost goodput breakdown predict grids sweep search operators",
-    "validate scoreboard calibrate measure",
+    "readers validate scoreboard calibrate measure",
     "trace plot dashboard compare whatif",
     "commands cli",
 )
