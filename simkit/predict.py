@@ -13,6 +13,7 @@ from simkit.errors import InputError
 from simkit.evaluate import Evaluation, evaluate
 from simkit.goodput import asked, failures
 from simkit.intervals import interval
+from simkit.methods import path
 from simkit.planner import planned
 from simkit.predict_words import bottleneck, groups, ledger
 from simkit.predict_words import network_bound as exchange_bound
@@ -50,6 +51,10 @@ def predict_scenario(
     """Predicts a Scenario. spans: keep the spans of the simulated step (for traces); beside: where nothing but a
     cluster was given, the same job on `REFERENCE_CLUSTER` too; as_ran: degrees that were not given are 1, also where
     that does not fit and a planner would choose others."""
+    own = path(scenario)
+    if own is not None:
+        answer: Report = own.report(scenario, spans=spans, beside=beside)
+        return answer
     try:
         resolved = planned(resolve(scenario))
         found = evaluate(resolved, spans=spans)

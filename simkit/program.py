@@ -255,6 +255,9 @@ class Program:
     """FLOPs of one forward pass of matrix products, coefficients over BASIS, no recomputation (the M of MFU)."""
     blocks: Blocks
     notes: tuple[str, ...] = ()
+    node_ends: tuple[tuple[int, int], ...] = ()
+    """For each node in forward order: the position in `forward.order` after its last operator, and how many backward
+    operators stand at or before it, counted from the end of `backward.order`."""
 
     @property
     def blocks_with_experts(self) -> Array:
@@ -313,6 +316,7 @@ class Recorder:
         self._forward: list[int] = []
         self._backward: list[tuple[int, tuple[str, ...]]] = []
         self._blocks: list[tuple[int, int, int, int, Array]] = []
+        self._ends: list[tuple[int, int]] = []
 
     def _index(self, op: Op, side: int) -> int:
         rows = self._row[side]
@@ -334,6 +338,7 @@ class Recorder:
             for op in reversed(node.backward):
                 trained = tuple(n for key in op.trains for n in names.get(key, (key,)))
                 self._backward.append((self._index(op, 1), trained))
+            self._ends.append((len(self._forward), len(self._backward)))
         if block is not None:
             self._blocks.append((begin, len(self._forward), behind, len(self._backward), block))
 
@@ -369,6 +374,7 @@ class Recorder:
             model_flops=model_flops,
             blocks=self._found(forward, backward),
             notes=notes,
+            node_ends=tuple(self._ends),
         )
 
     def _found(self, forward: Ops, backward: Ops) -> Blocks:

@@ -68,6 +68,7 @@ def to_dict(report: Report) -> dict[str, Any]:
     answer |= {"goodput": dict(report.goodput) or None, "imported": dict(report.imported) or None}
     for by in report.shown:
         answer[by] = [_plain_fields(part, PART_FIELDS) for part in report.parts(by)]
+    answer |= dict(report.extras)
     if report.beside:
         answer["beside"] = [_beside(report, other) for other in report.beside]
     clean: dict[str, Any] = plain(answer)

@@ -250,6 +250,7 @@ def sections(report: Report) -> list[tuple[str, tuple[str, ...], list[tuple[str,
     rows: list[tuple[str, ...]] = [(stem(n), format_bytes(v)) for n, v in report.memory.items_bytes.items() if v]
     tables.append(("Memory per GPU", ("item", "size"), rows))
     tables.append(("Money and energy", ("", "figure"), list(money_lines(report))))
+    tables += [(title, ("", "figure"), list(rows)) for title, rows in report.sections]
     tables.append(("Failures and checkpoints", ("", "figure"), list(failure_lines(report))))
     tables.append(
         (

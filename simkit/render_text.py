@@ -87,6 +87,8 @@ def _body(report: Report) -> list[Part]:
     items = [(n.removesuffix("_bytes"), format_bytes(size)) for n, size in report.memory.items_bytes.items() if size]
     parts += _section("Memory per GPU", Grid(heads=("item", "size"), rows=items, right=frozenset({1})))
     parts += _section("Money and energy", Grid(rows=money_lines(report), styles=("cyan",)))
+    for title, lines in report.sections:
+        parts += _section(title, Grid(rows=lines, styles=("cyan",)))
     parts += _section("Failures and checkpoints", Grid(rows=failure_lines(report), styles=("cyan",)))
     parts += _section("Who talks over what", Grid(rows=list(report.groups.items()), styles=("cyan",)))
     changes = [(s.name, s.value, f"{s.elasticity:+.2f}", s.note) for s in report.sensitivities]

@@ -69,6 +69,10 @@ class Report:
     """Failures, checkpoints and restarts (`simkit.goodput.failures`), where the scenario asks for them."""
     imported: Mapping[str, Any] = field(default_factory=dict)
     """What files of other frameworks gave: lists ``mapped``, ``ignored`` (with the reason) and ``auto``."""
+    sections: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
+    """Further tables of name and figure, each with its title, that belong to the kind of job."""
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of the JSON object that belong to the kind of job; they win over those of every report."""
     timeline: Timeline | None = None
     device_names: tuple[str, ...] = ()
     beside: tuple[Report, ...] = ()

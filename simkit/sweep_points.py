@@ -24,11 +24,12 @@ from simkit.errors import InputError, RefusedError
 from simkit.evaluate import Constants, constants, evaluate, is_sharded, weigh, workload
 from simkit.exchange import alone, buffers, message_seconds
 from simkit.memory import staged
+from simkit.methods import path
 from simkit.planner import GAIN, interleavable, planned, rival, settled
 from simkit.planner_degrees import never_fits, open_degrees, placed
 from simkit.price import Pricing, computed, peak, pricing
 from simkit.program import basis
-from simkit.report import Memory
+from simkit.report import Memory, Report
 from simkit.spec.hardware import Cluster, Device
 from simkit.spec.plan import Plan
 from simkit.spec.resolve import Resolved, resolve, resolve_batch
@@ -283,6 +284,9 @@ def waits(
 def point(scenario: Scenario) -> Columns:
     """The columns of one point, by the line that `predict` takes; ``refused`` where there is no answer."""
     try:
+        own = path(scenario)
+        if own is not None:
+            return columns_of(own.report(scenario, spans=False, beside=False))
         resolved = planned(resolve(scenario))
         found = evaluate(resolved, advise=False)
         if not found.memory.fits and (chosen := placed(resolved)) is not resolved:
@@ -302,6 +306,18 @@ def point(scenario: Scenario) -> Columns:
     }  # fmt: skip
 
 
+def columns_of(report: Report) -> Columns:
+    """The columns of a report of work over peers; an absent figure has no column."""
+    values = report.scenario
+    rates = ("iteration_time_s", "samples_per_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu")
+    out: Columns = {name: getattr(report, name) for name in rates if getattr(report, name) is not None}
+    out |= {name: values[name] for name in ("micro_batch", "grad_accum", "global_batch", "method") if name in values}
+    return dict(report.breakdown) | dict(report.cost) | out | {
+        "gpus": report.facts["gpus"], "peak_memory_gib": report.memory.device_bytes / GIB, "fits": report.fits,
+        "why_not": report.memory.why_not,
+    }  # fmt: skip
+
+
 class Structure:
     """All points that share names and choices, with the batch of the first; what the others have, `batch` says."""
 
@@ -309,6 +325,8 @@ class Structure:
         self.reason, self.arrays, self.sharded = "", False, False
         self.cases: list[Case] | list[ShardedCase] = []
         try:
+            if path(scenario) is not None:
+                return
             resolved = resolve(scenario)
             choose = "method" in resolved.open and resolved.cluster.nodes > 1
             self.resolved = first = settled(replace(resolved, open=resolved.open - {"method"}))

@@ -66,6 +66,8 @@ LATER = frozenset(
     }
 )
 """Columns of the vocabulary that simkit reads but does not model yet: a row that needs one is refused."""
+OVER_PEERS = frozenset({"decentralized", "local-sgd"})
+"""Methods that model more of the vocabulary than ordinary jobs (`simkit.methods`)."""
 NEUTRAL = frozenset({"", "none", "false", "0", "1", "1f1b"})
 
 
@@ -206,7 +208,8 @@ def predict_line(
         from simkit.operators import predict_operator
 
         return predict_operator(line, profiles=profiles, calibration=calibration)
-    for name in LATER:
+    over_peers = line.get("method", "") in OVER_PEERS
+    for name in LATER if not over_peers else LATER - frozenset(FIELDS):
         if line.get(name, "").lower() not in NEUTRAL:
             raise RefusedError(f"{name} = {line[name]} is not modelled yet")
     fields = {k: v for k, v in line.items() if k in FIELDS and v}
@@ -233,6 +236,10 @@ def predict_line(
         low_s, high_s = report.interval_90["iteration_time_s"]
         return report.mfu * scale, report.mfu * scale * time / high_s, report.mfu * scale * time / low_s
     predicted = getattr(report, metric, None)
+    if predicted is None and metric in report.extras:
+        predicted = report.extras[metric]
+        low, high = report.extras.get("interval_90", {}).get(metric, (None, None))
+        return float(predicted), low, high
     if predicted is None:
         raise RefusedError(f"{metric} does not apply to this row")
     low, high = report.interval_90.get(metric, (None, None))

@@ -16,11 +16,12 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = (
     "units errors plugins",
     "spec",
-    "roofline collectives compressors fusion network",
-    "program workloads parallel schedules",
-    "price memory count",
+    "roofline collectives compressors fusion network wire",
+    "program workloads parallel schedules chain opgraph",
+    "price memory count placement",
     "spans timeline exchange train des",
-    "report render evaluate intervals planner cost goodput breakdown predict grids sweep search operators",
+    "report render evaluate decentral methods intervals "
+    "planner cost goodput breakdown predict grids sweep search operators",
     "readers validate scoreboard calibrate measure",
     "trace plot dashboard compare whatif",
     "commands cli",

@@ -14,7 +14,15 @@ import inspect
 from simkit import plugins
 from simkit.commands import _flags, _output
 
-FOLDERS = {"method": "simkit.compressors", "fusion": "simkit.fusion", "algorithm": "simkit.collectives"}
+FOLDERS = {
+    "method": "simkit.compressors",
+    "fusion": "simkit.fusion",
+    "algorithm": "simkit.collectives",
+    "method (peers)": "simkit.methods",
+    "placement": "simkit.placement",
+    "wire": "simkit.wire",
+}
+"""What is listed, by flag; work over peers has values of `method` of its own."""
 
 
 def configure(parser: _flags.Parser) -> None:

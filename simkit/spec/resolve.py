@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from simkit import plugins
-from simkit.errors import InputError, nearest, unknown
+from simkit.errors import InputError, RefusedError, nearest, unknown
 from simkit.spec import cluster as clusters
 from simkit.spec import convnets
 from simkit.spec import models as zoo
@@ -207,6 +207,9 @@ def _chosen(
     method = scenario.get("method", "s-sgd")
     methods = plugins.names("simkit.compressors")
     if method not in methods:
+        if method in plugins.names("simkit.methods"):
+            raise RefusedError(f"method = {method} is answered by predict, compare, sweep and validate alone")
+        methods = (*methods, *plugins.names("simkit.methods"))
         raise unknown("method", method, methods, file=scenario.file, see="simkit methods")
     algorithm = scenario.get("algorithm", "auto")
     if algorithm != "auto" and algorithm not in plugins.names("simkit.collectives"):

@@ -45,7 +45,7 @@ OPTIMIZERS = ("adamw", "adam", "lamb", "sgd", "sgd-momentum", "none")
 
 _FIELDS = (
     FieldSpec(name="model", kind="str", help="zoo name, path of a Hugging Face config.json, or module:callable"),
-    FieldSpec(name="task", kind="choice", choices=("pretrain", "finetune"), help="what the job does"),
+    FieldSpec(name="task", kind="choice", choices=("pretrain", "finetune", "inference"), help="what the job does"),
     FieldSpec(
         name="cluster", kind="str", help="[NODESx]GPUSxDEVICE, joined by +: 50x3080, 8x4x2080ti", group="cluster"
     ),
@@ -59,7 +59,7 @@ _FIELDS = (
     FieldSpec(
         name="method",
         kind="str",
-        help="gradient exchange: s-sgd, sign-sgd, topk-sgd, power-sgd, acp-sgd",
+        help="gradient exchange: s-sgd, sign-sgd, topk-sgd, power-sgd, acp-sgd; over peers: decentralized, local-sgd",
         group="method",
     ),
     _count("rank", "rank of Power-SGD and ACP-SGD", high=1e6, group="method"),
@@ -153,6 +153,52 @@ _FIELDS = (
     _count("seq_len", "tokens per sample", high=1e9, group="batch"),
     _count("image_size", "side of the input image", high=1e5, group="batch"),
     FieldSpec(name="optimizer", kind="choice", choices=OPTIMIZERS, help="optimizer", group="batch"),
+    FieldSpec(name="peers", kind="str", help="CSV of peers, each with its own line; or their number", group="peers"),
+    FieldSpec(
+        name="placement",
+        kind="str",
+        help="who holds what: exact, op-fence, equal, random, by-speed",
+        group="peers",
+    ),
+    FieldSpec(
+        name="wire", kind="str", help="activations between peers: none, int8, top-k, ada-top-k", group="peers"
+    ),
+    FieldSpec(
+        name="exchange", kind="str", help="gradients between replicas: s-sgd, power-sgd, acp-sgd, …", group="peers"
+    ),
+    FieldSpec(
+        name="wiring",
+        kind="choice",
+        choices=("fixed", "stochastic"),
+        help="fixed pipelines, or any peer of the next stage (SWARM)",
+        group="peers",
+    ),
+    _count("staleness", "steps that a gradient may be late; 0 = synchronous", low=0, high=1000, group="peers"),
+    _count("inner_steps", "local steps between two averages (local-sgd)", high=10**6, group="peers"),
+    FieldSpec(
+        name="outer_dtype",
+        kind="choice",
+        choices=("fp32", "bf16", "fp16", "int8"),
+        help="what is averaged (local-sgd)",
+        group="peers",
+    ),
+    _count("fragments", "parts of the network averaged at different times (streaming)", high=10**4, group="peers"),
+    _count("overlap_steps", "inner steps that an average may take (streaming)", low=0, high=10**6, group="peers"),
+    FieldSpec(
+        name="peft", kind="choice", choices=("none", "lora"), help="what trains (with decentralized)", group="peers"
+    ),
+    _count("lora_rank", "rank of the adapters", high=1e5, group="peers"),
+    _count("batch", "sequences generated together", high=1e6, group="inference"),
+    _count("prompt_len", "tokens in the cache already", low=0, high=1e9, group="inference"),
+    _count("output_len", "tokens to generate", high=1e9, group="inference"),
+    FieldSpec(name="engine", kind="str", help="what serves: petals, petals-merged, chain", group="inference"),
+    FieldSpec(
+        name="quant",
+        kind="choice",
+        choices=("none", "int8", "nf4", "int4", "fp8"),
+        help="dtype of the weights",
+        group="inference",
+    ),
     FieldSpec(
         name="mtbf_hours",
         kind="float",
