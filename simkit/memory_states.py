@@ -166,6 +166,8 @@ def _states(model: Model, plan: Plan, facts: MemoryFacts, placed: Placed, exchan
     gathered = 0.0 * dense
     if plan.zero >= 3 or plan.offload == "params":
         gathered = gathered + 2.0 * block * e + ends * e + block * max(e, DTYPE_BYTES[plan.reduce_dtype])
+        # One rank has all of it: there is nothing to gather.
+        gathered = gathered * (ranks > 1.0) if plan.offload != "params" else gathered
     if plan.offload != "none":
         items["optimizer"] = 0.0 * dense
         items["gradients"] = 0.0 * dense if plan.zero else items["gradients"]

@@ -186,6 +186,16 @@ def _costs(resolved: Resolved, found: Evaluation) -> tuple[dict[str, float], lis
     )
 
 
+def _rates_of_host(resolved: Resolved) -> list[str]:
+    """What an answer with offload assumes of the host; without it nothing, and nothing is imported."""
+    if resolved.plan.offload == "none":
+        return []
+    from simkit.train_offload import assumptions
+
+    on_host = resolved.stack.host_optimizer
+    return assumptions(resolved.plan, cluster=resolved.cluster, device=resolved.device, on_host=on_host)
+
+
 def _conventions(resolved: Resolved) -> tuple[str, ...]:
     said = [
         "dense peaks with fp32 accumulation"
@@ -241,6 +251,7 @@ _LATER: Mapping[str, Callable[[Resolved, Evaluation], Any]] = {
     "groups": lambda resolved, found: groups(resolved),
     "assumptions": lambda resolved, found: (
         *resolved.assumptions,
+        *_rates_of_host(resolved),
         *_costs(resolved, found)[1],
         *_conventions(resolved),
     ),

@@ -363,8 +363,8 @@ class _Stages:
 
     def streamed(self, host: Offloaded) -> _Stages:
         """The stages beside the PCIe slot, which carries both directions at once."""
-        forward_s = np.maximum(self.forward_s, host.up_s)
-        backward_s = np.maximum(self.backward_s, np.maximum(host.up_s, host.down_s))
+        forward_s = host.passed(self.forward_s)
+        backward_s = np.maximum(host.passed(self.backward_s), host.down_s)
         added = forward_s + backward_s - self.forward_s - self.backward_s
         return replace(self, forward_s=forward_s, backward_s=backward_s, offload_s=added)
 

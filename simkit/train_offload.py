@@ -5,13 +5,16 @@ With n elements of optimizer state a rank owns, N_s elements of its stage, S of 
     optimizer   gradients go down micro-batch by micro-batch beside back-propagation (2 n bytes at S); the host updates
                 30 bytes an element (fp32 weight and both moments read and written, gradient read, 16-bit copy written)
                 with the threads each rank has; 16-bit weights come back (2 n at S)
-    params      besides, the weights of a rank (its shard under ZeRO-3) come up for each forward and backward pass,
-                beside compute
+    params      besides, the weights of a rank (its shard under ZeRO-3) come up for each forward and backward pass, the
+                next block beside the compute of one: a pass of L blocks that computes for F seconds and fetches for U
+                takes max(F + U_1, U + F/L), U_1 the fetch of the first block, which nothing hides. What comes back
+                after the update is counted here too: it is then the host's copy into the buffers that are fetched
+                (assumed to take as long)
 
 A stack that updates on the device (`host_optimizer` = false) streams the state through it instead: 12 bytes an element
 each way at once, no work for the host.
 Sources: Ren et al., ZeRO-Offload (arXiv 2101.06840), sections 4 and 5; Rajbhandari et al., ZeRO-Infinity (arXiv
-2104.07857).
+2104.07857), sections 4.1 (weights are loaded twice a micro-batch, forward and backward) and 6.2 (prefetch).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from simkit.roofline import Array
 from simkit.spec.hardware import Cluster, Device
 from simkit.spec.plan import Plan
 from simkit.train_params import Params, owned, shard_ranks
+from simkit.units import format_Bps
 
 PINNED = 0.8
 """Share of the slot's rate that copies from and to pinned memory reach: assumed, as NCCL's staged copies and CUDA's
@@ -47,11 +51,18 @@ WEIGHT_BYTES = 2.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offloaded:
     """Seconds. optimizer_s: from the last gradient to the new weights, but for work of the device; down_s, up_s: of the
-    slot per stage and micro-batch."""
+    slot per stage and micro-batch; first_s: of it, the weights of one block; blocks: of each stage."""
 
     optimizer_s: float
     down_s: Array
     up_s: Array
+    first_s: Array
+    blocks: Array
+
+    def passed(self, compute_s: Array) -> Array:
+        """A pass of each stage beside its weights as they come up, a block ahead."""
+        found: Array = np.maximum(compute_s + self.first_s, self.up_s + compute_s / self.blocks)
+        return found
 
 
 def offloaded(
@@ -81,5 +92,33 @@ def offloaded(
         update_s = state * STATE_BYTES / slot
         down_s = 0.0 * stage
     shards = shard_ranks(plan) if plan.zero >= 3 else 1
-    up_s = stage * (WEIGHT_BYTES / shards / slot if plan.offload == "params" else 0.0)
-    return Offloaded(optimizer_s=update_s, down_s=down_s, up_s=up_s)
+    each_s = WEIGHT_BYTES / shards / slot if plan.offload == "params" else 0.0
+    blocks = np.maximum(np.asarray(held, dtype=float), 1.0)
+    return Offloaded(
+        optimizer_s=update_s,
+        down_s=down_s,
+        up_s=stage * each_s,
+        first_s=params.block * each_s + 0.0 * stage,
+        blocks=blocks,
+    )
+
+
+def assumptions(plan: Plan, *, cluster: Cluster, device: Device, on_host: bool) -> list[str]:
+    """The rates that an answer with offload rests on, and where they are from."""
+    if plan.offload == "none":
+        return []
+    slot = format_Bps(PINNED * slot_Bps(device))
+    notes = [f"offload: the PCIe slot carries {slot} each way, {PINNED:.0%} of its rate, as pinned copies do (assumed)"]
+    if not on_host:
+        return [*notes, "offload: the state streams through the device, which updates it; the host computes nothing"]
+    if max(g.gpus_per_node for g in cluster.groups) > 1:
+        notes.append(
+            f"offload: the host updates {format_Bps(THREAD_Bps)} a GPU: one thread a rank, as launchers set; from a "
+            "public table of LLaMA-7B on 8 A800 under DeepSpeed 0.14.2, end to end"
+        )
+    else:
+        notes.append(
+            f"offload: the host updates {format_Bps(HOST_Bps)}: half of what two sockets of eight DDR4-3200 channels "
+            "move (assumed)"
+        )
+    return [*notes, "offload: the host has the memory for what moves there (not checked)"]

@@ -13,6 +13,7 @@ import inspect
 
 from simkit import plugins
 from simkit.commands import _flags, _output
+from simkit.spec.scenario import FIELDS
 
 FOLDERS = {
     "method": "simkit.compressors",
@@ -32,7 +33,9 @@ def configure(parser: _flags.Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = [(kind, name, _doc(package, name)) for kind, package in FOLDERS.items() for name in plugins.names(package)]
+    every = [(kind, name, _doc(package, name)) for kind, package in FOLDERS.items() for name in plugins.names(package)]
+    # A rule that a method uses of itself (greedy, of acp-sgd) is no value of the flag: told when asked for by name.
+    found = [row for row in every if args.name or _is_value(row[0], row[1])]
     if args.name:
         from simkit.errors import unknown
 
@@ -48,6 +51,11 @@ def run(args: argparse.Namespace) -> int:
         rows = [(name, kind, doc.splitlines()[0] if doc else "") for kind, name, doc in found]
         _output.emit(_output.listing(("name", "flag", "what it does"), [(n, f"--{k}", d) for n, k, d in rows]))
     return 0
+
+
+def _is_value(kind: str, name: str) -> bool:
+    spec = FIELDS.get(kind)
+    return spec is None or not spec.choices or name in spec.choices
 
 
 def _doc(package: str, name: str) -> str:
