@@ -167,9 +167,9 @@ Trial = tuple[dict[str, Any], Any]
 
 def _trials(base: Scenario, report: Report, change: Mapping[str, Any], replan: bool) -> list[Trial]:
     """(fields to put into the base, what to say of it): the global batch kept, else the accumulation, else as given."""
-    if replan:
-        return [(dict(change), lambda found: "")]
     was = report.scenario
+    if replan or not was.keys() >= _BATCH:
+        return [(dict(change), lambda found: "")]
     held: dict[str, Any] = {name: was[name] for name in HELD if name in was}
     if "tp" in change and held.get("sp", 1) > 1:
         held["sp"] = change["tp"]

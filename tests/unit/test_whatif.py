@@ -79,3 +79,14 @@ def test_bad_input() -> None:
         whatif(JOB, [{"intre": "10gbe"}])
     with pytest.raises(InputError, match="too many"):
         whatif(JOB, [{"micro_batch": i} for i in range(1, 30)])
+
+
+def test_a_job_over_peers_keeps_its_batch() -> None:
+    job = {"model": "bert-large", "cluster": "8x3080", "method": "decentralized"}
+    found = whatif(job, [{"inter": "1Gb/s@10ms"}])
+    after = found.cases[0].report
+    assert after is not None
+    assert after.scenario["method"] == "decentralized"
+    assert [after.scenario.get(k) for k in ("micro_batch", "grad_accum")] == [
+        found.base.scenario.get(k) for k in ("micro_batch", "grad_accum")
+    ]
