@@ -398,24 +398,23 @@ def elasticities(found: Answer, timed: Callable[[tuple[Peer, ...], int], float])
 
 
 def with_reference(scenario: Scenario, report: Report) -> Report:
-    """The report beside the same job on `simkit.predict.REFERENCE_CLUSTER`: same network, precision, optimizer and
-    batch, sharded and recomputed where it would not fit otherwise."""
-    from simkit.predict import REFERENCE_CLUSTER, predict_scenario
-
+    """The report beside the same job in a data centre; adapters alone are not compared."""
     if report.scenario.get("peft") == "lora":
         return report
-    values = report.scenario
-    batch = int(values["global_batch"])
-    gpus = int(REFERENCE_CLUSTER.partition("x")[0])
-    fields = {"cluster": REFERENCE_CLUSTER, "model": values["model"], "precision": values["precision"],
-              "optimizer": values["optimizer"], "global_batch": max(round(batch / gpus), 1) * gpus}  # fmt: skip
+    return replace(report, beside=(reference(scenario, report.scenario),))
+
+
+def reference(scenario: Scenario, values: Mapping[str, Any], cluster: str = "") -> Report:
+    """The same job on `simkit.predict.REFERENCE_CLUSTER` (or `cluster`): same network, precision, optimizer and batch,
+    as a planner would run it there. values: of the resolved job over peers."""
+    from simkit.predict import REFERENCE_CLUSTER, predict_scenario
+
+    cluster = cluster or REFERENCE_CLUSTER
+    fields: dict[str, Any] = {"cluster": cluster} | {k: values[k] for k in ("model", "precision", "optimizer")}
+    if "global_batch" in values:
+        gpus = 8 if not cluster[0].isdigit() else int(cluster.partition("x")[0])
+        fields["global_batch"] = max(round(int(values["global_batch"]) / gpus), 1) * gpus
     fields |= {k: values[k] for k in ("seq_len", "attention") if k in values}
     fields |= {k: scenario.get(k) for k in ("electricity", "calibration", "tokens", "samples") if scenario.given(k)}
-    found: Report | None = None
-    for more in ({}, {"zero": 3}, {"zero": 3, "recompute": "full"}):
-        if found is not None and (found.fits or report.scenario.get("seq_len") is None):
-            break
-        asked = Scenario.of(fields | more, profiles=scenario.profiles, models=scenario.models)
-        found = predict_scenario(replace(scenario, values=asked.values), beside=False)
-    assert found is not None
-    return replace(report, beside=(found,))
+    asked = Scenario.of(fields, profiles=scenario.profiles, models=scenario.models)
+    return predict_scenario(replace(scenario, values=asked.values), beside=False)

@@ -109,12 +109,12 @@ def answer(asked: Asked) -> Answer:
 
 
 def _search(asked: Asked, recompute: str) -> tuple[Answer, int]:
-    sizes = _sizes(asked)
-    coarse = sizes if len(sizes) <= 3 else [sizes[i] for i in sorted({0, len(sizes) // 2, len(sizes) - 2})]
+    every = sizes(asked)
+    coarse = every if len(every) <= 3 else [every[i] for i in sorted({0, len(every) // 2, len(every) - 2})]
     cache: dict[tuple[int, bool], Crew] = {}
     best: Answer | None = None
     tried = 0
-    for pipelines, depth in _shapes(asked):
+    for pipelines, depth in shapes(asked):
         for micro in coarse:
             if pipelines * micro > max(asked.samples, pipelines) and not asked.grad_accum and micro != coarse[0]:
                 continue
@@ -126,7 +126,7 @@ def _search(asked: Asked, recompute: str) -> tuple[Answer, int]:
                 best = found
     assert best is not None
     shape = len(best.assignment.pipelines), best.problem.depth
-    for micro in sizes:
+    for micro in every:
         if micro != best.plan.micro_batch and micro not in coarse and shape[0] * micro <= asked.samples:
             found = attempt(asked, *shape, micro, recompute, cache)
             tried += 1
@@ -204,7 +204,7 @@ def _fits(posed: Problem, assigned: Assignment) -> bool:
     )  # fmt: skip
 
 
-def _shapes(asked: Asked) -> list[tuple[int, int]]:
+def shapes(asked: Asked) -> list[tuple[int, int]]:
     """(pipelines, depth) to try, those that use most peers first."""
     peers = len(asked.peers)
     if asked.pipelines is not None:
@@ -227,13 +227,13 @@ def _shapes(asked: Asked) -> list[tuple[int, int]]:
     return sorted(found, key=lambda shape: (-shape[0] * shape[1], -shape[0]))
 
 
-def _sizes(asked: Asked) -> list[int]:
+def sizes(asked: Asked) -> list[int]:
     """Micro-batches to try, the smallest first."""
     if asked.micro_batch is not None:
         return [asked.micro_batch]
     each = asked.samples // asked.grad_accum if asked.grad_accum else asked.samples
-    sizes = [2**i for i in range(max(each, 1).bit_length()) if 2**i <= LARGEST]
-    return sizes if len(asked.peers) <= MANY else sizes[::2]
+    found = [2**i for i in range(max(each, 1).bit_length()) if 2**i <= LARGEST]
+    return found if len(asked.peers) <= MANY else found[::2]
 
 
 def _thinned(values: list[int], most: int) -> list[int]:

@@ -42,6 +42,7 @@ PAGES = {
     "trace": (["trace", *JOB], 2),
     "count": (["count", "llama2-7b"], 1),
     "validate": (["validate", "table.csv"], 2),
+    "map": (["map", "--cluster", "4x3080", "--model", "gpt2", "--bandwidth", "1Gb/s,9Gb/s", "--micro-batches", "4,9"], 1),
 }
 WIDTHS = {"wide": (1440, "light"), "narrow": (375, "dark")}
 
@@ -86,7 +87,7 @@ def test_a_page(browser: Any, pages: Path, name: str, width: str) -> None:
         box = figures.nth(index).bounding_box()
         assert box["width"] <= pixels
         assert box["height"] >= 120
-        assert figures.nth(index).locator(".bars path, .scatterlayer path, .treemaplayer path").count() > 0
+        assert figures.nth(index).locator(".bars path, .scatterlayer path, .treemaplayer path, .heatmaplayer image").count() > 0
     assert page.evaluate("document.documentElement.scrollWidth") <= pixels
     assert page.locator("h1").count() == 1
     assert page.locator("h2").count() >= figures.count()
@@ -114,3 +115,16 @@ def _contrast(page: Any) -> float:
 
     pairs = [sorted((luminance(ink), luminance(paper))) for ink in inks]
     return min(((high + 0.05) / (low + 0.05) for low, high in pairs), default=21.0)
+
+
+def test_a_map_is_drawn_as_a_picture(tmp_path: Path) -> None:
+    picture = tmp_path / "map.png"
+    assert main([*PAGES["map"][0], "--png", str(picture)]) == 0
+    head = picture.read_bytes()[:24]
+    assert head.startswith(b"\x89PNG")
+    assert int.from_bytes(head[16:20], "big") == 1100
+
+
+def test_a_picture_goes_to_a_folder_that_exists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PAGES["map"][0], "--png", str(tmp_path / "none" / "map.png")]) == 2
+    assert "folder" in capsys.readouterr().err
