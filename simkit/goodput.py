@@ -32,6 +32,7 @@ from numpy.typing import ArrayLike, NDArray
 from simkit.errors import InputError
 from simkit.memory import OPTIMIZER_STATES
 from simkit.spec.plan import DTYPE_BYTES, Plan
+from simkit.spec.resolve import Resolved
 from simkit.spec.scenario import FIELDS, Scenario
 from simkit.units import format_Bps, format_s, parse
 
@@ -186,6 +187,7 @@ def terms(
         "restart_s": restart,
         "checkpoint_interval_s": interval,
         "young_interval_s": young_s(checkpoint_s=dump, mtbf_s=mtbf),
+        "daly_interval_s": daly_s(checkpoint_s=dump, mtbf_s=mtbf),
         "optimal_interval_s": best,
         "goodput": split["goodput"],
         "checkpoint_fraction": split["checkpoint"],
@@ -205,8 +207,8 @@ def failures(
     """(figures, assumptions, warnings) of a job. figures: those of `simkit.cost.cost`, for the length and the prices.
 
     Keys: system_mtbf_s, failures_per_day, checkpoint_bytes, checkpoint_s, checkpoint_interval_s, young_interval_s,
-    optimal_interval_s, goodput, checkpoint_fraction, restart_fraction, lost_work_fraction, and for a job of known
-    length expected_failures, expected_duration_s, expected_cost_usd, expected_energy_j.
+    daly_interval_s, optimal_interval_s, goodput, checkpoint_fraction, restart_fraction, lost_work_fraction, and for a
+    job of known length expected_failures, expected_duration_s, expected_cost_usd, expected_energy_j.
     Raises InputError for a checkpoint size or bandwidth that is no positive quantity.
     """
     notes: list[str] = []
@@ -234,6 +236,27 @@ def failures(
         if "power_w" in figures:
             found["expected_energy_j"] = expected * figures["power_w"]
     return found, notes, warnings
+
+
+COLUMNS = ("goodput", "system_mtbf_s", "checkpoint_s", "checkpoint_interval_s")
+JOB_COLUMNS = ("expected_failures", "expected_duration_s", "expected_cost_usd")
+"""What a sweep says of failures, the latter where the length of the job is known."""
+
+
+def columns(resolved: Resolved, money: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of `failures` at many points of a sweep: `COLUMNS` and `JOB_COLUMNS`. money: those of
+    `simkit.cost.cost`, numbers or arrays. Raises InputError as `failures`."""
+    scenario, gpus = resolved.scenario, resolved.cluster.gpus
+    params, autocast = float(resolved.model.params), resolved.stack.autocast
+    mtbf_s, size, rate, restart = _inputs(scenario, resolved.plan, params, gpus, autocast, [])
+    found = terms(
+        mtbf_s=mtbf_s, size_bytes=size, rate_Bps=rate, restart_s=restart,
+        interval_s=scenario.get("checkpoint_interval_s"), duration_s=money.get("duration_s"),
+    )  # fmt: skip
+    out: dict[str, Any] = {name: found[name] for name in (*COLUMNS, *JOB_COLUMNS) if name in found}
+    if "expected_duration_s" in out and "cost_usd_per_hour" in money:
+        out["expected_cost_usd"] = out["expected_duration_s"] / 3600.0 * money["cost_usd_per_hour"]
+    return out
 
 
 def _inputs(

@@ -22,6 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simkit.errors import InputError, RefusedError
+from simkit.goodput import COLUMNS as FAILURES
+from simkit.goodput import FAILURE_FIELDS
+from simkit.goodput import JOB_COLUMNS as JOB_FAILURES
 from simkit.grids import Axis, axes
 from simkit.spec.scenario import Scenario
 from simkit.sweep_points import BATCH, Columns, Links, Structure, point
@@ -104,6 +107,8 @@ class Sweep:
         names += MONEY
         if self._given & _LENGTHS:
             names += JOB_MONEY
+        if self._given & (_LENGTHS | frozenset(FAILURE_FIELDS)):
+            names += FAILURES if not self._given & _LENGTHS else (*FAILURES, *JOB_FAILURES)
         return tuple(dict.fromkeys([*names, "refused"]))
 
     def blocks(self) -> Iterator[dict[str, NDArray[Any]]]:

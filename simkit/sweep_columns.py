@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simkit.cost import cost
+from simkit.goodput import asked
+from simkit.goodput import columns as failure_columns
 from simkit.spec.hardware import Cluster, Link
 from simkit.spec.model import TransformerSpec
 from simkit.spec.resolve import Resolved
@@ -77,6 +79,8 @@ def figures(
             "tokens_per_s": samples * tokens / end_s,
             "tokens_per_s_per_gpu": samples * tokens / end_s / cluster.gpus,
         }
+    if asked(resolved.scenario):
+        out |= failure_columns(resolved, money)
     return {
         name: np.broadcast_to(np.asarray(value, dtype=_kind(value)), np.shape(end_s)) for name, value in out.items()
     }

@@ -12,15 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simkit.errors import InputError, unknown
+from simkit.goodput import COLUMNS as FAILURES
+from simkit.goodput import JOB_COLUMNS as JOB_FAILURES
 from simkit.grids import Axis
 from simkit.spec.files import whole_file
 from simkit.sweep import COUNTS, JOB_MONEY, MONEY, RATES, Sweep
 
 Block = Mapping[str, NDArray[Any]]
 
-LESS = frozenset({"iteration_time_s", "peak_memory_gib", *MONEY, *JOB_MONEY})
+LESS = frozenset({"iteration_time_s", "peak_memory_gib", *MONEY, *JOB_MONEY, *JOB_FAILURES})
 """Metrics of which less is better; of the others more is."""
-METRICS = (*RATES, *MONEY, *JOB_MONEY)
+METRICS = (*RATES, *MONEY, *JOB_MONEY, FAILURES[0], *JOB_FAILURES)
 SUFFIXES = (".csv", ".parquet")
 
 

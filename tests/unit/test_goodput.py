@@ -9,6 +9,7 @@ import pytest
 
 import simkit
 from simkit import goodput as g
+from simkit import predict, sweep
 from simkit.errors import InputError
 from simkit.spec.plan import Plan
 
@@ -188,3 +189,29 @@ def test_bad_input_names_the_field(field: str, value: object, says: str) -> None
     assert field in str(error.value)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_sweep_over_failures_says_what_predict_says() -> None:
+    """Hand-worked besides: 10,000 GPU-hours over 8 GPUs are 4.5e6 s; C = 100 s: Young sqrt(2 C M) = 30,000 s."""
+    job = {"model": "gpt2-medium", "cluster": "1x8xa100", "micro_batch": 4, "grad_accum": 1, "seq_len": 512,
+           "checkpoint_bytes": "200 GB", "checkpoint_bandwidth": "2 GB/s", "restart_s": 300,
+           "tokens": 1e10}  # fmt: skip
+    hours = [100.0, 1000.0, 10000.0]
+    found = sweep(**job, grid={"mtbf_hours": hours})
+    for i, mtbf in enumerate(hours):
+        report = predict(**job, mtbf_hours=mtbf)
+        for name in ("goodput", "checkpoint_s", "checkpoint_interval_s", "expected_failures", "expected_duration_s"):
+            assert found[name][i] == pytest.approx(report.goodput[name], rel=1e-12)
+        usd = report.goodput["expected_cost_usd"]
+        assert found["expected_cost_usd"][i] == pytest.approx(usd, rel=1e-12)
+    last = predict(**job, mtbf_hours=10000.0).goodput
+    assert last["system_mtbf_s"] == pytest.approx(4.5e6)
+    assert last["young_interval_s"] == pytest.approx(30_000.0)
+    # Daly's next terms: 30,000 (1 + sqrt(100 / 9e6) / 3 + 100 / 9e6 / 9) - 100 s.
+    assert last["daly_interval_s"] == pytest.approx(30_000 * (1 + (100 / 9e6) ** 0.5 / 3 + 100 / 9e6 / 9) - 100)
+    assert (found["goodput"][1:] > found["goodput"][:-1]).all()
+
+
+def test_a_sweep_that_asks_for_no_failures_has_no_column_of_them() -> None:
+    found = sweep(model="gpt2-medium", cluster="1x8xa100", grid={"micro_batch": [1, 2]}, method="s-sgd")
+    assert "goodput" not in found
