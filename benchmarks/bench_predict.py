@@ -3,8 +3,9 @@
 Run: python benchmarks/bench_predict.py [--check]
 
 cold   median of interleaved runs of the command over that of the imports any peer pays for (numpy, rich, pydantic)
-warm   predictions a second in one process, each a different question: bandwidth, batch or rank changes every time
-flat   warm cost at 16,384 GPUs over that at 8
+warm   predictions a second in one process, each a different question: bandwidth, batch or rank changes every time;
+       data parallel, and GPT-3 175B under TP, PP, DP and ZeRO
+flat   warm cost at 16,384 GPUs over that at 8, and under TP and PP over that at 64
 replay 1,024 ranks x 97 collectives with an event per rank and collective
 """
 
@@ -41,6 +42,12 @@ CASES: dict[str, dict[str, Any]] = {
     "bert-large s-sgd": BERT | {"method": "s-sgd"},
     "bert-large acp-sgd": BERT | {"method": "acp-sgd", "rank": 32},
     "bert-large power-sgd": BERT | {"method": "power-sgd", "rank": 32},
+}
+GPT = {"model": "gpt3-175b", "precision": "bf16", "stack": "megatron", "seq_len": 2048, "recompute": "full"}
+SHARDED: dict[str, dict[str, Any]] = {
+    "96 layers, tp 8, pp 8, dp 24": GPT | {"cluster": "192x8xa100", "tp": 8, "pp": 8, "micro_batch": 4},
+    "96 layers, tp 8, pp 12, zero 1": GPT | {"cluster": "192x8xa100", "tp": 8, "pp": 12, "zero": 1, "micro_batch": 1},
+    "96 layers, zero 3": GPT | {"cluster": "192x8xa100", "stack": "pytorch-fsdp", "zero": 3, "micro_batch": 1},
 }
 WALK = {"bandwidth": 0.5, "batch": 0.4, "rank": 0.1}
 """How often a question differs from the one before in each of these, the way a sweep or a search walks."""
@@ -103,12 +110,12 @@ def rate(fields: dict[str, Any], count: int = 1500) -> float:
 
 
 def warm() -> Iterator[Result]:
-    rates = {name: rate(fields) for name, fields in CASES.items()}
+    rates = {name: rate(fields) for name, fields in (CASES | SHARDED).items()}
     for name, value in rates.items():
         yield Result(name=f"warm: {name}", value=value, unit="/s", target=3000.0, at_least=True)
 
 
-def flat(small: int = 8, large: int = 16384) -> float:
+def flat(small: int, large: int, device: str, **fields: Any) -> float:
     """Cost of a prediction at `large` over that at `small` GPUs, bandwidth changing each time."""
 
     def ask(nodes: int) -> Callable[[], None]:
@@ -117,7 +124,7 @@ def flat(small: int = 8, large: int = 16384) -> float:
         def run() -> None:
             for _ in range(50):
                 inter = f"{10 + next(turn) * 1e-6:.6f}Gb/s@50us"
-                predict(**CONV, method="s-sgd", precision="fp32", cluster=f"{nodes}x8x2080ti", inter=inter)
+                predict(**fields, cluster=f"{nodes}x8x{device}", inter=inter)
 
         return run
 
@@ -142,7 +149,10 @@ def replay_s(ranks: int = 1024, collectives: int = 97) -> float:
 
 def main() -> int:
     results = [*cold(), *warm()]
-    results.append(Result(name="flat: 16,384 GPUs over 8 GPUs", value=flat(), unit="x", target=1.5))
+    plain = flat(8, 16384, "2080ti", **CONV, method="s-sgd", precision="fp32")
+    results.append(Result(name="flat: 16,384 GPUs over 8 GPUs", value=plain, unit="x", target=1.5))
+    sharded = flat(64, 16384, "a100", **(GPT | {"tp": 4, "pp": 4, "micro_batch": 1, "grad_accum": 16}))
+    results.append(Result(name="flat: sharded, 16,384 GPUs over 64 GPUs", value=sharded, unit="x", target=1.5))
     results.append(Result(name="replay: 1,024 ranks x 97 collectives", value=replay_s(), unit="CPU-s", target=2.0))
     return finish(results, (__doc__ or "").splitlines()[0])
 

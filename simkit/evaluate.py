@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache, lru_cache, partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -49,8 +49,12 @@ class Evaluation:
     memory: Memory
     device: Device
     pricing: Pricing
-    messages: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Seconds that the network is busy for one micro-batch {kind: (forward, backward)}, see `simkit.train.Sharded`."""
+    messages_fn: Callable[[], Mapping[str, tuple[float, float]]] = dict
+
+    @property
+    def messages(self) -> Mapping[str, tuple[float, float]]:
+        """Seconds that the network is busy for one micro-batch {kind: (forward, backward)}, see `train.Sharded`."""
+        return self.messages_fn()
 
 
 @lru_cache(maxsize=512)
@@ -249,7 +253,7 @@ def _sharded(
         memory=weigh(resolved, work, resolved.model, plan, found.compute, advise=advise),
         device=device,
         pricing=priced,
-        messages=found.messages,
+        messages_fn=found.messages_fn,
     )
 
 
@@ -304,9 +308,10 @@ def weigh(
     found = _weighed(accum, _but_accum(plan), work, model, smallest, cost, exchanged, reserve)
     if found.fits or not advise:
         return found
-    return memory(
-        work, model, plan=plan, device=smallest, compute=cost, exchange_bytes=exchanged, reserve_bytes=reserve
+    asked = partial(
+        memory, work, model, plan=plan, device=smallest, compute=cost, exchange_bytes=exchanged, reserve_bytes=reserve
     )
+    return replace(found, advice=cache(lambda: asked().way_out))
 
 
 def weigh_points(resolved: Resolved, work: Program, plan: Plan) -> tuple[Array, NDArray[np.bool_], list[str]]:

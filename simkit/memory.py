@@ -61,9 +61,14 @@ class Memory:
     capacity_bytes: float
     fits: bool
     why_not: str = ""
-    way_out: str = ""
+    advice: Callable[[], str] | None = None
     stage: int = 0
     stages: StageMemory | None = None
+
+    @property
+    def way_out(self) -> str:
+        """The knob that would make it fit, looked for when it is asked for; empty where it fits or nobody looks."""
+        return self.advice() if self.advice is not None else ""
 
     @property
     def room_bytes(self) -> float:
@@ -182,7 +187,7 @@ def _plain(
         capacity_bytes=capacity,
         fits=fits,
         why_not=why,
-        way_out=out,
+        advice=(lambda: out) if out else None,
     )
 
 
@@ -253,7 +258,7 @@ def _staged(
         capacity_bytes=capacity,
         fits=fits,
         why_not=why,
-        way_out=out,
+        advice=(lambda: out) if out else None,
         stage=stage,
         stages=found,
     )

@@ -23,8 +23,9 @@ Sources: Narayanan et al. (arXiv 2104.04473); Rajbhandari et al. (arXiv 1910.020
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,11 @@ class Sharded:
     wire_bytes: Num
     comm_s: Num
     latency_s: Num
-    messages: dict[str, tuple[Num, Num]]
+    messages_fn: Callable[[], dict[str, tuple[Num, Num]]]
+
+    @property
+    def messages(self) -> dict[str, tuple[Num, Num]]:
+        return self.messages_fn()
 
     @property
     def busy_s(self) -> Num:
@@ -176,7 +181,7 @@ def _step(at: _MicroBatch, plan: Plan, traits: Traits, nodes: int, scales: Scale
         wire_bytes=wire,
         comm_s=exchange_s + (m * (found.gather_s + found.reduce_s) if found is not None else 0.0),
         latency_s=latency_s,
-        messages=dict(at.messages),
+        messages_fn=at.messages_fn,
     )
 
 
@@ -206,10 +211,10 @@ class _MicroBatch:
     exchange_s: Num
     wire_bytes: Num
     latency_s: Num
-    messages: dict[str, tuple[Num, Num]]
+    messages_fn: Callable[[], dict[str, tuple[Num, Num]]]
 
     def at(self, pair: Any) -> _MicroBatch:
-        """The same at some of its points, but for `compute` and `messages`."""
+        """The same at some of its points, but for `compute` and messages."""
         plain = ("ideal_s", "p2p_s", "exchange_s", "wire_bytes", "latency_s")
         changed: dict[str, Any] = {name: taken(getattr(self, name), pair, 0) for name in plain}
         changed["terms"] = {name: taken(value, pair, 0) for name, value in self.terms.items()}
@@ -286,7 +291,7 @@ def _arranged(
         exchange_s=exchange_s,
         wire_bytes=wire,
         latency_s=latency_s,
-        messages=_messages(each, plan, p2p_s, stages.gathered, exchange_s),
+        messages_fn=partial(_messages, each, program, plan, p2p_s, stages.gathered, exchange_s),
     )
 
 
@@ -327,10 +332,10 @@ def _of_stage(values: Array, stage: Any) -> Num:
 
 
 def _messages(
-    each: Blocks, plan: Plan, p2p_s: Num, found: Gathered | None, exchange_s: Num
+    each: Blocks, program: Program, plan: Plan, p2p_s: Num, found: Gathered | None, exchange_s: Num
 ) -> dict[str, tuple[Num, Num]]:
     """Seconds of the network by kind of message."""
-    messages = dict(each.messages)
+    messages = each.messages(program)
     if plan.pp > 1:
         messages["pipeline stages"] = (p2p_s * (plan.pp - 1), p2p_s * (plan.pp - 1))
     if found is not None:
@@ -413,17 +418,19 @@ def _shares(each: Blocks, stage: Any, held: Array, plan: Plan) -> dict[str, Num]
     blocks of each kind."""
     first, last = stage == 0, stage == plan.pp - 1
 
-    def of(seconds: Array) -> Num:
+    def of(seconds: Num) -> Num:
+        if held.ndim == 1 and np.ndim(seconds):
+            return seconds @ held
         return (seconds * held).sum(axis=-1)
 
     forward, backward, recompute = of(each.forward_s), of(each.backward_s), of(each.recompute_s)
-    there, back = of(each.tp_forward_s), of(each.tp_backward_s)
-    launched = of(each.forward_all_s) - forward - there + of(each.backward_all_s) - backward - recompute - back
+    sent = of(each.tp_forward_s + each.tp_backward_s)
+    launched = of(each.forward_all_s + each.backward_all_s) - forward - backward - recompute - sent
     return {
         "forward": forward + first * each.before[0] + last * each.after[0],
         "backward": backward + first * each.before[1] + last * each.after[1],
         "recompute": recompute,
-        "tp_comm": there + back,
+        "tp_comm": sent,
         "launch": np.maximum(launched, 0.0),
     }
 

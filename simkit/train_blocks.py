@@ -5,6 +5,7 @@ Blocks of one kind (`simkit.program.kinds`) cost the same: the last axis is the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
@@ -121,6 +122,10 @@ def _number(value: Any) -> Any:
 priced = lru_cache(maxsize=1024)(price)
 
 
+Sent = tuple[Array, Array, Num]
+"""Seconds of one kind of message: of each kind of block forward, backward, and of either end of the network."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Blocks:
     """Seconds of one micro-batch on one rank: per kind of block (last axis), and before the first and after the last
@@ -135,33 +140,26 @@ class Blocks:
     recompute_s: Array
     forward_all_s: Array
     backward_all_s: Array
-    tp_forward_s: Array
-    tp_backward_s: Array
+    tp_forward_s: Num
+    tp_backward_s: Num
     before: tuple[Num, Num]
     after: tuple[Num, Num]
-    messages: dict[str, tuple[Num, Num]]
+    sent: Mapping[str, Sent]
+
+    def messages(self, program: Program) -> dict[str, tuple[Num, Num]]:
+        """Seconds that the network is busy (forward, backward) by kind of message."""
+        many = kinds(program).many
+        return {name: (there @ many + end, back @ many + end) for name, (there, back, end) in self.sent.items()}
 
 
 def blocks(
     priced: Priced, program: Program, spec: TransformerSpec, plan: Plan, lines: Lines, launch_s: float
 ) -> Blocks:
     """Blocks with their messages and with the host that launches them (launch_s a kernel)."""
-    found, which = tensor.messages(program, spec.hidden, DTYPE_BYTES[plan.precision]), kinds(program)
-    message_s = lines.tensor_message(found.width)
-    ring_f, ring_b = _ring(priced, spec, plan, lines)
-    moved_s = column(lines.expert_message(found.width * max(spec.top_k, 1))) * found.routed[which.first]
-    sent_s = column(message_s) * found.per_block[which.first]
-    regather = 0.5 * sent_s if plan.sp > 1 else 0.0
-    replays = sent_s if plan.recompute == "full" else 0.0
-    back = 4.0 if plan.recompute == "full" else 2.0
-    edge = message_s if plan.tp > 1 else 0.0
-    of_kind = {
-        "tensor parallelism": (sent_s, sent_s + regather + replays, edge),
-        "ring of keys and values": (ring_f, ring_b, 0.0),
-        "expert all-to-all": (2.0 * moved_s, back * moved_s, 0.0),
-    }
-    tp_f = sent_s + ring_f + 2.0 * moved_s
-    tp_b = of_kind["tensor parallelism"][1] + ring_b + back * moved_s
+    sent = _sent(priced, program, spec, plan, lines)
+    edge = sent["tensor parallelism"][2] if plan.tp > 1 else 0.0
+    tp_f: Num = sum(there for there, _, _ in sent.values())
+    tp_b: Num = sum(back for _, back, _ in sent.values())
     f, g = priced.forward_s, priced.backward_s
     return Blocks(
         forward_s=f,
@@ -173,8 +171,33 @@ def blocks(
         tp_backward_s=tp_b,
         before=(priced.before[0] + edge, priced.before[1]),
         after=(priced.after[0], priced.after[1] + edge),
-        messages={k: (x @ which.many + e, y @ which.many + e) for k, (x, y, e) in of_kind.items() if x.any()},
+        sent=sent,
     )
+
+
+def _sent(priced: Priced, program: Program, spec: TransformerSpec, plan: Plan, lines: Lines) -> dict[str, Sent]:
+    """The messages inside the blocks, of those kinds of parallelism that there are."""
+    found: dict[str, Sent] = {}
+    per_block, routed, width = _per_kind(program, spec.hidden, DTYPE_BYTES[plan.precision])
+    if plan.tp > 1:
+        message_s = lines.tensor_message(width)
+        there = column(message_s) * per_block
+        # Gradients go as activations do; a sharded sequence is gathered once more, and what is replayed is sent again.
+        back = there * (1.0 + 0.5 * (plan.sp > 1) + (plan.recompute == "full"))
+        found["tensor parallelism"] = there, back, message_s
+    if plan.cp > 1:
+        found["ring of keys and values"] = *_ring(priced, spec, plan, lines), 0.0
+    if plan.ep > 1 and spec.experts:
+        moved_s = column(lines.expert_message(width * max(spec.top_k, 1))) * routed
+        found["expert all-to-all"] = 2.0 * moved_s, (4.0 if plan.recompute == "full" else 2.0) * moved_s, 0.0
+    return found
+
+
+@lru_cache(maxsize=512)
+def _per_kind(program: Program, hidden: int, element_bytes: float) -> tuple[Array, Array, float]:
+    """(messages of tensor parallelism, 1 where tokens are routed to experts, both by kind of block; bytes a token)."""
+    found, first = tensor.messages(program, hidden, element_bytes), kinds(program).first
+    return found.per_block[first], found.routed[first], found.width
 
 
 def _ring(priced: Priced, spec: TransformerSpec, plan: Plan, lines: Lines) -> tuple[Array, Array]:

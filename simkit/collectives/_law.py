@@ -115,7 +115,7 @@ def law(link: Link, op: str, device: str, *, staged: bool = False, engine: str =
 
 @lru_cache(maxsize=4096)
 def _law(link: Link, op: str, device: str, staged: bool, engine: str) -> Law:
-    for name in names(op, device, staged=staged, engine=engine):
+    for name in names(op, device, staged=staged, engine=engine) if link.calibration else ():
         if name in link.calibration:
             return _fitted(link, op, name)
     share, why = STAGED if staged else PRIOR.get(link.transport, AS_GIVEN)

@@ -37,13 +37,21 @@ class Pipeline:
     """
 
     end_s: Num
-    bubble_s: Num
     steady_s: Num
-    fill_s: Num
     stage_s: Array
     micro_batches: Num
     in_flight: Array
     exact: bool
+    inputs: Inputs
+
+    @property
+    def bubble_s(self) -> Num:
+        return self.end_s - self.steady_s
+
+    @property
+    def fill_s(self) -> Num:
+        x = self.inputs
+        return np.add.reduce(x.f[..., :-1], axis=-1) / x.v[..., 0] + x.c[..., 0] * x.hops
 
     @property
     def per_stage_busy_s(self) -> Array:
@@ -117,16 +125,14 @@ def finish(x: Inputs, end_s: Array, *, in_flight: Array, exact: bool) -> Pipelin
     work = x.f + x.b
     steady = x.m[..., 0] * np.maximum.reduce(work, axis=-1)
     end = np.maximum(end_s[..., 0], steady)
-    fill = np.add.reduce(x.f[..., :-1], axis=-1) / x.v[..., 0] + x.c[..., 0] * x.hops
     return Pipeline(
         end_s=end,
-        bubble_s=end - steady,
         steady_s=steady,
-        fill_s=fill,
         stage_s=work,
         micro_batches=x.m[..., 0],
         in_flight=in_flight,
         exact=exact,
+        inputs=x,
     )
 
 

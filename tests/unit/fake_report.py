@@ -25,7 +25,8 @@ def memory(**changes: Any) -> Memory:
         "capacity_bytes": 9.5 * GIB,
         "fits": True,
     }
-    return Memory(**(values | changes))
+    said = changes.pop("way_out", "")
+    return Memory(**(values | {"advice": lambda: said} | changes))
 
 
 def report(**changes: Any) -> Report:
