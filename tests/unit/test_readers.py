@@ -267,7 +267,7 @@ def test_lines_that_lack_something(tmp_path: Path) -> None:
     [
         ("a.txt", b"hello\n", "no known format"),
         ("b.bin", bytes(range(256)), "not UTF-8"),
-        ("c.json.gz", gzip.compress(b'{"traceEvents": []}')[:20], "cut off gzip"),
+        ("c.json.gz", gzip.compress(b'{"traceEvents": []}', mtime=0)[:20], "cut off gzip"),
         ("d.json", b'{"traceEvents": [{"ph": "X"', "no valid JSON"),
         ("e.json", b'{"traceEvents": {"ph": 1}}', "no list of events"),
         ("f.json", b'{"schema": "1.1.0-chakra", "nodes": []}', "execution trace"),
