@@ -302,7 +302,7 @@ def _memory(crew: Crew, spec: TransformerSpec, request: Request, chain: Chain, f
                      "fragmentation": reserved - allocated, "context": context},
         allocated_bytes=allocated, reserved_bytes=reserved, device_bytes=reserved + context,
         capacity_bytes=offered - context - crew.job.reserve_bytes, fits=fits, why_not=why,
-        way_out="" if fits else "more peers, or quant = int8 or nf4",
+        advice=lambda: "" if fits else "more peers, or quant = int8 or nf4",
     )  # fmt: skip
 
 

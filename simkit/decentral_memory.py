@@ -46,5 +46,6 @@ def memory_of(found: Answer) -> Memory:
     shown = {k: max(items[k], 0.0) for k in order} | {"fragmentation": reserved - allocated, "context": context}
     return Memory(
         items_bytes=shown, allocated_bytes=allocated, reserved_bytes=reserved, device_bytes=reserved + context,
-        capacity_bytes=offered - context - job.reserve_bytes, fits=found.fits, why_not=why, way_out=out, stage=r,
+        capacity_bytes=offered - context - job.reserve_bytes, fits=found.fits, why_not=why, advice=lambda: out,
+        stage=r,
     )  # fmt: skip
