@@ -23,6 +23,9 @@ EXPORTS: dict[str, str] = {
     "make_hook": "compressors",
     "merge": "conversion",
     "save_peft": "lora",
+    "SALRLinear": "salr",
+    "add_peft": "salr",
+    "residual_steps": "salr",
 }
 """{name: module below `simkit.kernels` that holds it}."""
 

@@ -99,7 +99,7 @@ def load_peft(
     where = Path(folder)
     config = read_config(where)
     pairs = read_pairs(where)
-    settings = {name: _settings(config, name, pair["A"].shape[0]) for name, pair in pairs.items()}
+    settings = {name: layer_settings(config, name, pair["A"].shape[0]) for name, pair in pairs.items()}
     _check_shapes(model, pairs, where)
     present = lora_layers(model)
     if present:
@@ -189,7 +189,7 @@ def read_pairs(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
     return pairs
 
 
-def _settings(config: dict[str, Any], name: str, rank: int) -> tuple[int, float]:
+def layer_settings(config: dict[str, Any], name: str, rank: int) -> tuple[int, float]:
     """(rank, alpha) of a layer. A pattern is an expression that matches the end of a path, as in PEFT."""
     alpha = float(config["lora_alpha"])
     for pattern, value in (config.get("alpha_pattern") or {}).items():

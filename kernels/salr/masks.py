@@ -1,10 +1,10 @@
 """Which weights stay: static magnitude masks of a frozen matrix W [out, in].
 
-A mask is a bool tensor, True where the weight is kept. Counts are exact: of `n` weights `round(sparsity n)` are dropped, the
-smallest in magnitude, equal magnitudes in the order in which they lie. `scope` says among which weights the smallest are
-sought: ``"matrix"``, each ``"row"``, or all the matrices of a model (``"global"``, see `global_threshold`). N:M patterns
-(``"2:4"``) keep the N largest of each M consecutive weights of a row. The mask is taken from W alone and never changes, which
-SALR (arXiv 2601.16991, theorem 2) shows to be the choice of least error.
+A mask is a bool tensor, True where the weight is kept. Counts are exact: of `n` weights `round(sparsity n)` are
+dropped, the smallest in magnitude, equal magnitudes in the order in which they lie. `scope` says among which weights
+the smallest are sought: ``"matrix"``, each ``"row"``, or all the matrices of a model (``"global"``, see
+`global_threshold`). N:M patterns (``"2:4"``) keep the N largest of each M consecutive weights of a row. The mask is
+taken from W alone and never changes, which SALR (arXiv 2601.16991, theorem 2) shows to be the choice of least error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def parse_sparsity(sparsity: float | str) -> float | tuple[int, int]:
             fraction = -1.0
         if 0.0 <= fraction <= 1.0:
             return fraction
-    raise InputError("is no sparsity", key="sparsity", value=sparsity, hint="a fraction from 0 to 1, or N:M such as 2:4")
+    raise InputError(
+        "is no sparsity", key="sparsity", value=sparsity, hint="a fraction from 0 to 1, or N:M such as 2:4"
+    )
 
 
 def _largest(magnitude: Tensor, dropped: int) -> Tensor:
@@ -92,8 +94,8 @@ def _n_of_m(magnitude: Tensor, n: int, m: int) -> Tensor:
 def global_threshold(weights: Mapping[str, Tensor], sparsity: float | str) -> tuple[float, dict[str, int]]:
     """The magnitude below which the fraction `sparsity` of all weights lies, and {name: how many weights are kept}.
 
-    Two passes of a histogram over the bits of the magnitudes (which order like the numbers), so that no copy of all weights
-    is ever made. Weights equal to the threshold are kept in the order of the mapping until the count is exact.
+    Two passes of a histogram over the bits of the magnitudes (which order like the numbers), so that no copy of all
+    weights is ever made. Weights equal to the threshold are kept in the order of the mapping until the count is exact.
     """
     pattern = parse_sparsity(sparsity)
     if isinstance(pattern, tuple):

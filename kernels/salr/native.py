@@ -1,4 +1,5 @@
-"""Finds the compiled kernels (native.cpp) and calls them with the addresses of tensors. No compiler, no kernels: see `available`."""
+"""Finds the compiled kernels (native.cpp) and calls them with the addresses of tensors. No compiler, no kernels: see
+`available`."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ class NativeError(RuntimeError):
 
 
 def _candidates() -> list[Path]:
-    """The library that SIMKIT_SALR_LIB names (nothing, if it is empty), else what the installation built beside this file."""
+    """The library that SIMKIT_SALR_LIB names (nothing, if it is empty), else what the installation built beside this
+    file."""
     named = os.environ.get("SIMKIT_SALR_LIB")
     if named is not None:
         return [Path(named)] if named else []
@@ -31,7 +33,8 @@ def _candidates() -> list[Path]:
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library, or None where none was built or it does not load. torch is loaded first: both share one OpenMP pool."""
+    """The library, or None where none was built or it does not load. torch is loaded first: both share one OpenMP
+    pool."""
     for path in _candidates():
         try:
             lib = ctypes.CDLL(str(path))
@@ -65,7 +68,12 @@ def available(dtype: torch.dtype) -> bool:
 def _chosen() -> int:
     """SIMKIT_SALR_ISA picks an instruction set by its name; else the library chooses."""
     name = os.environ.get("SIMKIT_SALR_ISA", "")
-    return ISAS[name] if name in ISAS else -1
+    return ISAS.get(name, -1)
+
+
+def _threads(work: int) -> int:
+    """As many as torch uses, but one where waking others takes longer than the work (weights times rows of x)."""
+    return torch.get_num_threads() if work >= 1 << 18 else 1
 
 
 def _checked(status: int) -> None:
@@ -97,7 +105,7 @@ def linear(
             rows,
             k,
             a.shape[0],
-            torch.get_num_threads(),
+            _threads(m * rows * k),
         )
     )
     return y
@@ -109,7 +117,7 @@ def decode(bits: Tensor, values: Tensor, offsets: Tensor, rows: int, columns: in
     assert lib is not None
     dense = torch.empty((rows, columns), dtype=values.dtype)
     addresses = (bits.data_ptr(), values.data_ptr(), offsets.data_ptr())
-    size, threads = values.element_size(), torch.get_num_threads()
+    size, threads = values.element_size(), _threads(rows * columns)
     _checked(lib.salr_decode(size, _chosen(), *addresses, rows, columns, dense.data_ptr(), threads))
     return dense
 

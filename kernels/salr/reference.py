@@ -2,8 +2,8 @@
 
     y = x W^T + (x A^T) B^T + bias,    W = decode(bits, values)
 
-A [R, K] and B [N, R] hold the residual adapter and the active task adapters, concatenated along R, with each scale already in
-B: n adapters cost two products instead of 2n.
+A [R, K] and B [N, R] hold the residual adapter and the active task adapters, concatenated along R, with each scale
+already in B: n adapters cost two products instead of 2n.
 """
 
 from __future__ import annotations
