@@ -17,12 +17,7 @@ from simkit.spec.hardware import Device
 
 A100 = load.device("a100-sxm4-80gb", calibration=False)
 LAW = Law(
-    peak_flops=312e12,
-    ceiling=0.8,
-    depth=150.0,
-    sm_count=108.0,
-    memory_Bps=0.75 * 2039e9,
-    attention_ceiling=0.55,
+    peak_flops=312e12, ceiling=0.8, depth=150.0, sm_count=108.0, memory_Bps=0.75 * 2039e9, attention_ceiling=0.55,
     attention_depth=250.0,
 )
 SHAPES = [(m, n, k) for m in (512, 2048, 8192) for n in (1024, 4096, 12288) for k in (512, 4096, 16384)]

@@ -53,21 +53,12 @@ def test_gpus_per_node_regroups() -> None:
     ("text", "said"),
     [
         ("12xH100", "write all three, such as 2x6xh100-sxm5-80gb"),
-        ("0xh100", "zero"),
-        ("1x0xh100", "zero"),
-        ("1x2x3xh100", "more than two counts"),
-        ("", "names no device"),
-        ("8x", "names no device"),
-        ("+", "empty part"),
-        ("h100+", "empty part"),
-        ("-1xh100", "is no known device"),
-        ("1.5xh100", "is no known device"),
-        ("8xh1000", "did you mean"),
-        ("1000001x3080", "1 to 1000000"),
-        pytest.param("9" * 5000 + "xh100", "too large", id="long"),
+        ("0xh100", "zero"), ("1x0xh100", "zero"), ("1x2x3xh100", "more than two counts"),
+        ("", "names no device"), ("8x", "names no device"), ("+", "empty part"), ("h100+", "empty part"),
+        ("-1xh100", "is no known device"), ("1.5xh100", "is no known device"), ("8xh1000", "did you mean"),
+        ("1000001x3080", "1 to 1000000"), pytest.param("9" * 5000 + "xh100", "too large", id="long"),
         ("600000x3080+600000x4090", "1200000 GPUs"),
-        ("2x4xdgx-a100", "write 2xdgx-a100"),
-        ("4xdgx-a10", "did you mean"),
+        ("2x4xdgx-a100", "write 2xdgx-a100"), ("4xdgx-a10", "did you mean"),
     ],
 )
 def test_a_malformed_text_is_one_line_with_a_way_out(text: str, said: str) -> None:
@@ -94,6 +85,7 @@ def test_near_misses_are_put_right(text: str, meant: str) -> None:
         cluster(text)
 
 
+
 @pytest.mark.parametrize("bad", [0, -1, 1.5, True, "8", 2000])
 def test_counts_are_whole_numbers(bad: object) -> None:
     for key in ("gpus_per_node", "nics_per_node"):
@@ -113,18 +105,12 @@ def test_contradictions_are_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "intra", "inter", "nics"),
     [
-        ("2x8xh100", "nvlink4", "ib-ndr", 8),
-        ("2x8xa100", "nvlink3", "ib-hdr", 8),
+        ("2x8xh100", "nvlink4", "ib-ndr", 8), ("2x8xa100", "nvlink3", "ib-hdr", 8),
         ("2x8xv100", "nvlink2", "ib-edr", 4),
-        ("2x8xa40", "pcie4x16", "100gbe-rdma", 1),
-        ("2x8xb200", "nvlink5", "ib-ndr", 8),
-        ("2x3080", None, "1gbe", 1),
+        ("2x8xa40", "pcie4x16", "100gbe-rdma", 1), ("2x8xb200", "nvlink5", "ib-ndr", 8), ("2x3080", None, "1gbe", 1),
         ("2xgb10", None, "200gbe-rdma", 1),
-        ("2x8xmi300x", "xgmi", "400gbe-rdma", 8),
-        ("2xp5.48xlarge", "nvlink4", "efa", 32),
-        ("2xhkbu-2080ti", "pcie3x16", "10gbe", 1),
-        ("1x8xh100", "nvlink4", None, 1),
-        ("h100", None, None, 1),
+        ("2x8xmi300x", "xgmi", "400gbe-rdma", 8), ("2xp5.48xlarge", "nvlink4", "efa", 32),
+        ("2xhkbu-2080ti", "pcie3x16", "10gbe", 1), ("1x8xh100", "nvlink4", None, 1), ("h100", None, None, 1),
     ],
 )
 def test_the_links_that_such_nodes_usually_have(text: str, intra: str | None, inter: str | None, nics: int) -> None:
@@ -159,15 +145,8 @@ def test_a_described_network() -> None:
 @pytest.mark.parametrize(
     ("text", "intra", "p2p"),
     # Cases BR-78: GeForce cards bounce through the host unless NVLink joins them.
-    [
-        ("1x4x4090", None, False),
-        ("1x8x2080ti", None, False),
-        ("1x2x3090", "nvlink3-bridge", True),
-        ("1x8xa40", None, True),
-        ("1x8xh100", None, True),
-        ("1x4x1080ti", None, True),
-        ("1x4xa6000", None, True),
-    ],
+    [("1x4x4090", None, False), ("1x8x2080ti", None, False), ("1x2x3090", "nvlink3-bridge", True),
+     ("1x8xa40", None, True), ("1x8xh100", None, True), ("1x4x1080ti", None, True), ("1x4xa6000", None, True)],
 )
 def test_p2p_follows_from_the_device_and_the_link(text: str, intra: str | None, p2p: bool) -> None:
     built, notes = cluster(text, intra=intra)
@@ -222,9 +201,7 @@ def test_calibration_can_be_left_out() -> None:
 NAMES = st.sampled_from(["h100", "3080", "rtx4090", "dgx-a100", "x86-cpu", "x", "a100-sxm4-80gb", "nvidia", "efa", "?"])
 PARTS = st.builds(
     lambda counts, name, gap: gap.join([*(str(c) for c in counts), name]),
-    st.lists(st.integers(-2, 2_000_000), max_size=3),
-    NAMES,
-    st.sampled_from(["x", "X", " x ", "×", "*"]),
+    st.lists(st.integers(-2, 2_000_000), max_size=3), NAMES, st.sampled_from(["x", "X", " x ", "×", "*"]),
 )
 JOINED = st.lists(PARTS, min_size=1, max_size=3).map("+".join)
 TEXTS = st.one_of(st.text(max_size=40), JOINED, st.from_regex(r"[0-9x+ ]{0,12}[a-z0-9-]*"))

@@ -11,22 +11,9 @@ from simkit.spec.hardware import Cluster, Device, Group
 from simkit.spec.scenario import Scenario
 
 CARD = Device(
-    name="card",
-    title="Card",
-    vendor="",
-    peak_flops={},
-    memory_bytes=1.0,
-    memory_nominal_bytes=1.0,
-    memory_Bps=1.0,
-    p2p=False,
-    pcie_generation=4,
-    gpus_per_node=1,
-    intra="",
-    power_w=320.0,
-    idle_power_w=20.0,
-    launch_price_usd=699.0,
-    rental_usd_per_hour=0.15,
-    rental_date="2025-06",
+    name="card", title="Card", vendor="", peak_flops={}, memory_bytes=1.0, memory_nominal_bytes=1.0, memory_Bps=1.0,
+    p2p=False, pcie_generation=4, gpus_per_node=1, intra="", power_w=320.0, idle_power_w=20.0, launch_price_usd=699.0,
+    rental_usd_per_hour=0.15, rental_date="2025-06",
 )
 JOB = {"step_s": 2.0, "busy": 0.5, "samples_per_step": 100.0, "tokens_per_step": 1000.0}
 
@@ -50,14 +37,9 @@ def test_fifty_cards() -> None:
     assert "cost_usd" not in figures
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"tokens": 1e6},
-        {"samples": 1e5},
-        {"epochs": 2.0, "dataset_samples": 5e4},
-    ],
-)
+@pytest.mark.parametrize("fields", [
+    {"tokens": 1e6}, {"samples": 1e5}, {"epochs": 2.0, "dataset_samples": 5e4},
+])
 def test_a_whole_job(fields: dict[str, float]) -> None:
     """A thousand steps of 2 s: 2000 s, 10 cards."""
     figures, _, _ = cost(cluster((10, CARD)), Scenario.of(fields), **JOB)

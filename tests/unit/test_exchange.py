@@ -13,15 +13,8 @@ from simkit.spec.resolve import resolve
 from simkit.spec.scenario import Scenario
 from simkit.units import MIB
 
-FIELDS = {
-    "model": "resnet-50",
-    "cluster": "8x4x2080ti",
-    "inter": "10gbe",
-    "precision": "fp32",
-    "micro_batch": 32,
-    "grad_accum": 1,
-    "method": "s-sgd",
-}
+FIELDS = {"model": "resnet-50", "cluster": "8x4x2080ti", "inter": "10gbe", "precision": "fp32", "micro_batch": 32,
+          "grad_accum": 1, "method": "s-sgd"}
 
 
 def run(scales: Scales | None = None, **fields: object) -> Evaluation:
@@ -42,13 +35,9 @@ def test_s_sgd_sends_every_gradient_once() -> None:
     assert run(reduce_dtype="bf16").exchange.wire_bytes == 2 * 25557032
 
 
-@pytest.mark.parametrize(
-    ("model", "rank", "power", "acp"),
-    [
-        ("resnet-50", 4, 66.5, 116.6),
-        ("resnet-152", 4, 52.9, 93.3),
-    ],
-)
+@pytest.mark.parametrize(("model", "rank", "power", "acp"), [
+    ("resnet-50", 4, 66.5, 116.6), ("resnet-152", 4, 52.9, 93.3),
+])
 def test_compression_ratios_of_the_paper(model: str, rank: int, power: float, acp: float) -> None:
     """N / (P + Q + vectors) and N over the mean of both kinds of step (arXiv 2306.08881, recomputed per tensor)."""
     plain = run(model=model).exchange.wire_bytes

@@ -38,23 +38,9 @@ def write(folder: Path, text: str, name: str = "mine", kind: str = "devices") ->
 @pytest.mark.parametrize(
     ("name", "tflops"),
     [
-        ("RTX 3080", 59.5),
-        ("RTX 3090", 71.0),
-        ("RTX 4090", 165.2),
-        ("RTX 5090", 209.5),
-        ("A6000", 154.8),
-        ("2080 Ti", 53.8),
-        ("H100", 989.0),
-        ("H100 PCIe", 756.0),
-        ("A100", 312.0),
-        ("V100", 125.0),
-        ("T4", 65.0),
-        ("L4", 121.0),
-        ("L40", 181.0),
-        ("L40S", 362.0),
-        ("A10G", 70.0),
-        ("A30", 165.0),
-        ("MI300X", 1307.4),
+        ("RTX 3080", 59.5), ("RTX 3090", 71.0), ("RTX 4090", 165.2), ("RTX 5090", 209.5), ("A6000", 154.8),
+        ("2080 Ti", 53.8), ("H100", 989.0), ("H100 PCIe", 756.0), ("A100", 312.0), ("V100", 125.0), ("T4", 65.0),
+        ("L4", 121.0), ("L40", 181.0), ("L40S", 362.0), ("A10G", 70.0), ("A30", 165.0), ("MI300X", 1307.4),
         ("B200", 2250.0),
     ],
 )
@@ -93,24 +79,9 @@ def test_turing_has_neither_bf16_nor_tf32() -> None:
 @pytest.mark.parametrize(
     ("name", "gigabytes"),
     # One direction: NVLink is sold by the sum of both (300, 600, 900, 1800 GB/s).
-    [
-        ("nvlink2", 150),
-        ("nvlink3", 300),
-        ("nvlink4", 450),
-        ("nvlink5", 900),
-        ("nvlink3-bridge", 56.25),
-        ("nvlink2-bridge", 50),
-        ("10gbe", 1.25),
-        ("100gbe", 12.5),
-        ("ib-hdr", 25),
-        ("ib-ndr", 50),
-        ("pcie4x16", 31.508),
-        ("pcie3x8", 7.877),
-        ("pcie5x4", 15.754),
-        ("omnipath-100", 12.5),
-        ("ib-fdr", 6.82),
-        ("xgmi", 448),
-    ],
+    [("nvlink2", 150), ("nvlink3", 300), ("nvlink4", 450), ("nvlink5", 900), ("nvlink3-bridge", 56.25),
+     ("nvlink2-bridge", 50), ("10gbe", 1.25), ("100gbe", 12.5), ("ib-hdr", 25), ("ib-ndr", 50), ("pcie4x16", 31.508),
+     ("pcie3x8", 7.877), ("pcie5x4", 15.754), ("omnipath-100", 12.5), ("ib-fdr", 6.82), ("xgmi", 448)],
 )
 def test_rates_of_links_are_one_direction_in_bytes(name: str, gigabytes: float) -> None:
     assert load.link(name).Bps / 1e9 == pytest.approx(gigabytes, rel=2e-3)
@@ -130,19 +101,10 @@ def test_a_home_line_sends_slower_than_it_receives() -> None:
 @pytest.mark.parametrize(
     ("written", "stem"),
     [
-        ("RTX 3080", "rtx3080"),
-        ("3080", "rtx3080"),
-        ("geforce_rtx_3080", "rtx3080"),
-        ("a100-80gb", "a100-sxm4-80gb"),
-        ("A100", "a100-sxm4-80gb"),
-        ("H100", "h100-sxm5-80gb"),
-        ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"),
-        ("Tesla T4", "t4"),
-        ("nvidia geforce rtx 2080 ti", "rtx2080ti"),
-        ("H100-PCIe", "h100-pcie-80gb"),
-        ("  rtx4090 ", "rtx4090"),
-        ("AMD_Instinct_MI210", "mi210"),
-        ("cpu", "x86-cpu"),
+        ("RTX 3080", "rtx3080"), ("3080", "rtx3080"), ("geforce_rtx_3080", "rtx3080"), ("a100-80gb", "a100-sxm4-80gb"),
+        ("A100", "a100-sxm4-80gb"), ("H100", "h100-sxm5-80gb"), ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"),
+        ("Tesla T4", "t4"), ("nvidia geforce rtx 2080 ti", "rtx2080ti"), ("H100-PCIe", "h100-pcie-80gb"),
+        ("  rtx4090 ", "rtx4090"), ("AMD_Instinct_MI210", "mi210"), ("cpu", "x86-cpu"),
     ],
 )
 def test_names_ignore_case_spaces_dashes_and_brands(written: str, stem: str) -> None:
@@ -189,18 +151,10 @@ def test_a_described_link() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("25Gb/s", "write it as '25Gb/s@30us'"),
-        ("25@30us", "lacks a unit"),
-        ("25Gb/s@30", "lacks a unit"),
-        ("-1Gb/s@1us", "not greater than zero"),
-        ("0Gb/s@1us", "not greater than zero"),
-        ("1Gb/s@-1us", "negative"),
-        ("nanGb/s@1us", "is not a quantity"),
-        ("25gb/s@30us", "unknown unit"),
-        ("25GB@30us", "not of Bps"),
-        ("1Gb/s@1us@2us", "is not a quantity"),
-        ("@", "lacks a unit"),
-        ("10gbee", "did you mean"),
+        ("25Gb/s", "write it as '25Gb/s@30us'"), ("25@30us", "lacks a unit"), ("25Gb/s@30", "lacks a unit"),
+        ("-1Gb/s@1us", "not greater than zero"), ("0Gb/s@1us", "not greater than zero"), ("1Gb/s@-1us", "negative"),
+        ("nanGb/s@1us", "is not a quantity"), ("25gb/s@30us", "unknown unit"), ("25GB@30us", "not of Bps"),
+        ("1Gb/s@1us@2us", "is not a quantity"), ("@", "lacks a unit"), ("10gbee", "did you mean"),
     ],
 )
 def test_a_link_described_wrongly_names_its_field(text: str, said: str) -> None:
@@ -247,9 +201,7 @@ def test_a_users_link_and_source_files(tmp_path: Path) -> None:
         load.source("own")
 
 
-CALIBRATED = (
-    MINIMAL
-    + f"""
+CALIBRATED = MINIMAL + f"""
 {MARKER}
 [calibration.gemm]
 values = {{ ceiling = 0.87, floor_us = 3 }}
@@ -262,7 +214,6 @@ note = "by hand"
 [calibration.gemm.valid]
 flops = [1e6, 1e12]
 """
-)
 
 
 def test_fits_stand_apart_from_facts(tmp_path: Path) -> None:
@@ -340,17 +291,8 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 
 def test_an_added_device_loads(tmp_path: Path) -> None:
-    path = add_device(
-        "my-gpu-24gb",
-        memory="24 GiB",
-        bandwidth="1008 GB/s",
-        peak={"fp16": "165 TFLOP/s"},
-        directory=tmp_path,
-        title='Mine "of" C:\\new',
-        power="450 W",
-        p2p=True,
-        aliases=["mg24"],
-    )
+    path = add_device("my-gpu-24gb", memory="24 GiB", bandwidth="1008 GB/s", peak={"fp16": "165 TFLOP/s"},
+                      directory=tmp_path, title='Mine "of" C:\\new', power="450 W", p2p=True, aliases=["mg24"])
     mine = load.device("MG24", profiles=[tmp_path])
     assert Path(mine.file) == path
     assert (mine.title, mine.power_w, mine.p2p) == ('Mine "of" C:\\new', 450.0, True)
@@ -364,13 +306,10 @@ def test_an_added_device_loads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"memory": "24"}, "has no unit"),
-        ({"bandwidth": "fast"}, "is not a quantity"),
+        ({"memory": "24"}, "has no unit"), ({"bandwidth": "fast"}, "is not a quantity"),
         ({"peak": {}}, "names no dtype"),
-        ({"peak": {"fp99": "1 TFLOP/s"}}, "is no known key"),
-        ({"name": "../evil"}, "is no profile name"),
-        ({"name": "x.toml"}, "is no profile name"),
-        ({"colour": "red"}, "is no known key"),
+        ({"peak": {"fp99": "1 TFLOP/s"}}, "is no known key"), ({"name": "../evil"}, "is no profile name"),
+        ({"name": "x.toml"}, "is no profile name"), ({"colour": "red"}, "is no known key"),
         ({"power": "450"}, "has no unit"),
     ],
 )

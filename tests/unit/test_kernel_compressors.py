@@ -143,7 +143,9 @@ def test_power_is_one_power_iteration_from_the_last_q(runs: list[dict[str, Any]]
 
 @pytest.mark.parametrize("form", ["hook", "wrapped"])
 @pytest.mark.parametrize("slot", MATRICES)
-def test_acp_alternates_and_keeps_the_error_of_its_own_factor(runs: list[dict[str, Any]], form: str, slot: int) -> None:
+def test_acp_alternates_and_keeps_the_error_of_its_own_factor(
+    runs: list[dict[str, Any]], form: str, slot: int
+) -> None:
     rows, cols = SHAPES[slot][0], math.prod(SHAPES[slot][1:])
     steps = [g[slot].double().view(rows, cols) for g in runs[0][form][case("acp-sgd", rank=2)]["grads"]]
     error = torch.zeros(rows, cols, dtype=torch.float64)

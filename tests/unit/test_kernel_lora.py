@@ -301,7 +301,9 @@ def test_a_block_keeps_what_the_formula_says_with_shared_inputs_once(rank: int, 
     tokens = 2 * 16
     names = ["q", "k", "v", "o", "up", "down"] if targets == "all-linear" else targets.split(",")
     reads = {"norm1": ("qkv", hidden, False), "attention": ("o", hidden, True)}
-    inputs = [AdaptedInput(features, sum(c in names for c in group), keep) for group, features, keep in reads.values()]
+    inputs = [
+        AdaptedInput(features, sum(c in names for c in group), keep) for group, features, keep in reads.values()
+    ]
     inputs += [AdaptedInput(hidden, 1)] * ("up" in names) + [AdaptedInput(ffn, 1)] * ("down" in names)
     inputs = [i for i in inputs if i.linears]
     base = net(layers, hidden, ffn)

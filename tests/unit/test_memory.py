@@ -178,17 +178,9 @@ def test_a_masked_head_holds_its_share_of_the_positions() -> None:
 
 def test_states_matter_less_as_sequences_grow() -> None:
     """BR-47: what an adapter saves, gradients and optimizer, is fixed; activations grow, so the ratio tends to 1."""
-
     def ratio(seq_len: int) -> float:
-        report = predict(
-            model="tinyllama-1.1b",
-            cluster=BIG,
-            precision="bf16",
-            attention="flash",
-            seq_len=seq_len,
-            optimizer="adamw",
-            micro_batch=1,
-        )
+        report = predict(model="tinyllama-1.1b", cluster=BIG, precision="bf16", attention="flash", seq_len=seq_len,
+                         optimizer="adamw", micro_batch=1)
         saved = report.memory.items_bytes["gradients"] + report.memory.items_bytes["optimizer"]
         return 1 - saved / report.memory.allocated_bytes
 

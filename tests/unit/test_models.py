@@ -168,33 +168,21 @@ def test_bert_pretraining(name: str, params: int, matrices: int, vectors: int) -
 def test_bert_pretraining_order_is_that_of_the_module() -> None:
     names = [t.name for t in pretraining_model(model("bert-base")).tensors]
     assert names[:5] == [
-        "bert.embeddings.word_embeddings.weight",
-        "bert.embeddings.position_embeddings.weight",
-        "bert.embeddings.token_type_embeddings.weight",
-        "bert.embeddings.LayerNorm.weight",
+        "bert.embeddings.word_embeddings.weight", "bert.embeddings.position_embeddings.weight",
+        "bert.embeddings.token_type_embeddings.weight", "bert.embeddings.LayerNorm.weight",
         "bert.embeddings.LayerNorm.bias",
     ]
     assert names[-9:] == [
-        "bert.pooler.dense.weight",
-        "bert.pooler.dense.bias",
-        "cls.predictions.bias",
-        "cls.predictions.transform.dense.weight",
-        "cls.predictions.transform.dense.bias",
-        "cls.predictions.transform.LayerNorm.weight",
-        "cls.predictions.transform.LayerNorm.bias",
-        "cls.seq_relationship.weight",
-        "cls.seq_relationship.bias",
+        "bert.pooler.dense.weight", "bert.pooler.dense.bias", "cls.predictions.bias",
+        "cls.predictions.transform.dense.weight", "cls.predictions.transform.dense.bias",
+        "cls.predictions.transform.LayerNorm.weight", "cls.predictions.transform.LayerNorm.bias",
+        "cls.seq_relationship.weight", "cls.seq_relationship.bias",
     ]
     layer = [n.removeprefix("bert.encoder.layer.0.") for n in names if ".layer.0." in n and n.endswith("weight")]
     assert layer == [
-        "attention.self.query.weight",
-        "attention.self.key.weight",
-        "attention.self.value.weight",
-        "attention.output.dense.weight",
-        "attention.output.LayerNorm.weight",
-        "intermediate.dense.weight",
-        "output.dense.weight",
-        "output.LayerNorm.weight",
+        "attention.self.query.weight", "attention.self.key.weight", "attention.self.value.weight",
+        "attention.output.dense.weight", "attention.output.LayerNorm.weight", "intermediate.dense.weight",
+        "output.dense.weight", "output.LayerNorm.weight",
     ]
 
 
@@ -348,43 +336,21 @@ def test_shipped_table_serves_names_that_only_measurements_use() -> None:
     ("name", "start", "end"),
     [
         # named_parameters() of the public modules: own parameters first, then children in the order of __init__.
-        (
-            "opt-125m",
-            [
-                "model.decoder.embed_tokens.weight",
-                "model.decoder.embed_positions.weight",
-                "model.decoder.final_layer_norm.weight",
-                "model.decoder.final_layer_norm.bias",
-                "model.decoder.layers.0.self_attn.k_proj.weight",
-            ],
-            ["model.decoder.layers.11.final_layer_norm.weight", "model.decoder.layers.11.final_layer_norm.bias"],
-        ),
-        (
-            "gpt2",
-            ["transformer.wte.weight", "transformer.wpe.weight", "transformer.h.0.ln_1.weight"],
-            ["transformer.ln_f.weight", "transformer.ln_f.bias"],
-        ),
-        (
-            "llama-2-7b",
-            ["model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"],
-            ["model.layers.31.post_attention_layernorm.weight", "model.norm.weight", "lm_head.weight"],
-        ),
-        (
-            "pythia-160m",
-            ["gpt_neox.embed_in.weight", "gpt_neox.layers.0.input_layernorm.weight"],
-            ["gpt_neox.final_layer_norm.bias", "embed_out.weight"],
-        ),
+        ("opt-125m", ["model.decoder.embed_tokens.weight", "model.decoder.embed_positions.weight",
+                      "model.decoder.final_layer_norm.weight", "model.decoder.final_layer_norm.bias",
+                      "model.decoder.layers.0.self_attn.k_proj.weight"],
+         ["model.decoder.layers.11.final_layer_norm.weight", "model.decoder.layers.11.final_layer_norm.bias"]),
+        ("gpt2", ["transformer.wte.weight", "transformer.wpe.weight", "transformer.h.0.ln_1.weight"],
+         ["transformer.ln_f.weight", "transformer.ln_f.bias"]),
+        ("llama-2-7b", ["model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"],
+         ["model.layers.31.post_attention_layernorm.weight", "model.norm.weight", "lm_head.weight"]),
+        ("pythia-160m", ["gpt_neox.embed_in.weight", "gpt_neox.layers.0.input_layernorm.weight"],
+         ["gpt_neox.final_layer_norm.bias", "embed_out.weight"]),
         ("gpt-oss-20b", ["model.embed_tokens.weight", "model.layers.0.self_attn.sinks"], ["lm_head.weight"]),
-        (
-            "t5-small",
-            ["shared.weight", "encoder.block.0.layer.0.SelfAttention.q.weight"],
-            ["decoder.block.5.layer.2.layer_norm.weight", "decoder.final_layer_norm.weight"],
-        ),
-        (
-            "vit-base",
-            ["vit.embeddings.cls_token", "vit.embeddings.position_embeddings"],
-            ["classifier.weight", "classifier.bias"],
-        ),
+        ("t5-small", ["shared.weight", "encoder.block.0.layer.0.SelfAttention.q.weight"],
+         ["decoder.block.5.layer.2.layer_norm.weight", "decoder.final_layer_norm.weight"]),
+        ("vit-base", ["vit.embeddings.cls_token", "vit.embeddings.position_embeddings"],
+         ["classifier.weight", "classifier.bias"]),
     ],
 )
 def test_registration_order(name: str, start: list[str], end: list[str]) -> None:

@@ -20,7 +20,9 @@ HUNDRED = Link(name="100Gb/s@5us", title="", scope="nic", Bps=12.5e9, latency_s=
 
 def device(name="gpu", *, p2p=True, generation=5):
     facts = {"peak_flops": {}, "memory_bytes": 1.0, "memory_nominal_bytes": 1.0, "memory_Bps": 1.0, "intra": ""}
-    return Device(name=name, title=name, vendor="", p2p=p2p, pcie_generation=generation, gpus_per_node=8, **facts)
+    return Device(
+        name=name, title=name, vendor="", p2p=p2p, pcie_generation=generation, gpus_per_node=8, **facts
+    )
 
 
 def cluster(nodes, gpus, *, intra=NVLINK, inter=TEN_GBE, nics=1, p2p=True, kind=None):

@@ -59,13 +59,8 @@ def test_s_sgd_on_fast_networks_acp_sgd_on_slow_ones() -> None:
 def test_the_method_is_chosen_only_where_it_pays_a_tenth() -> None:
     for inter in ("1gbe", "10gbe", "25gbe", "100gbe"):
         chosen = plan(model="bert-base", cluster="4x4x2080ti", inter=inter)
-        fields = {
-            "model": "bert-base",
-            "cluster": "4x4x2080ti",
-            "inter": inter,
-            "micro_batch": chosen.plan.micro_batch,
-            "grad_accum": chosen.plan.grad_accum,
-        }
+        fields = {"model": "bert-base", "cluster": "4x4x2080ti", "inter": inter,
+                  "micro_batch": chosen.plan.micro_batch, "grad_accum": chosen.plan.grad_accum}
         plain, compressed = (predict(method=m, **fields).iteration_time_s for m in ("s-sgd", "acp-sgd"))
         assert (chosen.plan.method == "acp-sgd") == (compressed * 1.1 < plain)
 

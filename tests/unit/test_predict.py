@@ -92,15 +92,8 @@ def test_a_traced_module_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "    return torch.nn.Sequential(torch.nn.Linear(784, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 10))\n"
     )
     monkeypatch.chdir(tmp_path)
-    report = predict(
-        model="perceptron_of_a_user:net",
-        cluster="2x4xa100",
-        inter="10gbe",
-        micro_batch=256,
-        grad_accum=1,
-        method="s-sgd",
-        precision="fp32",
-    )
+    report = predict(model="perceptron_of_a_user:net", cluster="2x4xa100", inter="10gbe", micro_batch=256, grad_accum=1,
+                     method="s-sgd", precision="fp32")
     params = 784 * 4096 + 4096 + 4096 * 10 + 10
     assert report.facts["params"] == params
     assert report.facts["wire_bytes_per_rank"] == 4 * params

@@ -19,15 +19,8 @@ LAW = Law(peak_flops=1e14, ceiling=0.8, depth=100.0, sm_count=80.0, memory_Bps=1
 
 @pytest.mark.parametrize(
     ("name", "dtype", "tflops"),
-    [
-        ("h100", "bf16", 989.0),
-        ("a100", "bf16", 312.0),
-        ("3080", "fp16", 59.5),
-        ("3090", "fp16", 71.0),
-        ("4090", "fp16", 165.2),
-        ("5090", "fp16", 209.5),
-        ("a6000", "fp16", 154.8),
-    ],
+    [("h100", "bf16", 989.0), ("a100", "bf16", 312.0), ("3080", "fp16", 59.5), ("3090", "fp16", 71.0),
+     ("4090", "fp16", 165.2), ("5090", "fp16", 209.5), ("a6000", "fp16", 154.8)],
 )
 def test_peaks_are_dense_with_fp32_accumulation(name: str, dtype: str, tflops: float) -> None:
     """BR-57, BR-58."""

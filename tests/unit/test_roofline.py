@@ -27,28 +27,13 @@ LAW = Law(peak_flops=1e12, ceiling=1.0, depth=0.0, sm_count=1.0, memory_Bps=1e12
 FREE_MEMORY = replace(LAW, memory_Bps=1e30)
 
 
-def column(
-    kind: int,
-    *,
-    batch: float = 0.0,
-    m: float = 0.0,
-    n: float = 0.0,
-    k: float = 0.0,
-    nbytes: float = 0.0,
-    kernels: float = 0.0,
-) -> Columns:
+def column(kind: int, *, batch: float = 0.0, m: float = 0.0, n: float = 0.0, k: float = 0.0, nbytes: float = 0.0,
+           kernels: float = 0.0) -> Columns:
     def one(x: float) -> np.ndarray:
         return np.array([x])
 
-    return Columns(
-        kind=np.array([kind], dtype=np.int8),
-        batch=one(batch),
-        m=one(m),
-        n=one(n),
-        k=one(k),
-        nbytes=one(nbytes),
-        kernels=one(kernels),
-    )
+    return Columns(kind=np.array([kind], dtype=np.int8), batch=one(batch), m=one(m), n=one(n), k=one(k),
+                   nbytes=one(nbytes), kernels=one(kernels))
 
 
 def product(batch: float, m: float, n: float, k: float, law: Law) -> float:
@@ -188,15 +173,8 @@ def test_products_never_beat_the_peak_nor_their_bytes() -> None:
     rng = np.random.default_rng(2)
     sides = rng.integers(1, 4096, (4, 200)).astype(float)
     nbytes = rng.integers(1, 10**9, 200).astype(float)
-    rows = Columns(
-        kind=np.full(200, GEMM, dtype=np.int8),
-        batch=sides[0],
-        m=sides[1],
-        n=sides[2],
-        k=sides[3],
-        nbytes=nbytes,
-        kernels=np.zeros(200),
-    )
+    rows = Columns(kind=np.full(200, GEMM, dtype=np.int8), batch=sides[0], m=sides[1], n=sides[2], k=sides[3],
+                   nbytes=nbytes, kernels=np.zeros(200))
     t, _ = seconds(rows, law)
     assert np.all(t >= rows.flops / law.peak_flops)
     assert np.all(t >= nbytes / law.memory_Bps)

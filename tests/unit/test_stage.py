@@ -18,21 +18,11 @@ def test_a_faster_peer_takes_less_time() -> None:
     assert cost.gradient_bytes.tolist() == [0.0, 8.0, 8.0]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"forward_s": [1.0]}, {"state_bytes": [-1.0, 0.0]}, {"flops": [0.0, 1.0]}, {"memory_bytes": [np.nan, 1.0]}],
-)
+@pytest.mark.parametrize("change", [{"forward_s": [1.0]}, {"state_bytes": [-1.0, 0.0]}, {"flops": [0.0, 1.0]},
+                                    {"memory_bytes": [np.nan, 1.0]}])
 def test_senseless_arrays_are_refused(change: dict[str, list[float]]) -> None:
-    names = (
-        "forward_s",
-        "backward_s",
-        "activation_bytes",
-        "gradient_bytes",
-        "state_bytes",
-        "memory_bytes",
-        "exchange_bytes",
-        "flops",
-    )
+    names = ("forward_s", "backward_s", "activation_bytes", "gradient_bytes", "state_bytes", "memory_bytes",
+             "exchange_bytes", "flops")
     fields = {name: [1.0, 1.0] for name in names} | change
     with pytest.raises(InputError):
         StageCost(**{name: np.array(value) for name, value in fields.items()})

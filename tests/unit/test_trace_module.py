@@ -18,7 +18,7 @@ from simkit.workloads import Numerics, program
 
 torch = pytest.importorskip("torch", reason="tracing needs torch")
 
-NETS = """
+NETS = '''
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -165,7 +165,7 @@ class Autocast(nn.Module):
 def tied_on_cpu():
     with torch.device("cpu"):
         return Tied()
-"""
+'''
 
 
 @pytest.fixture(scope="module")

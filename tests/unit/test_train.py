@@ -66,7 +66,9 @@ def test_sequence_parallelism_gathers_and_scatters(wire: list[tuple[str, int, in
 
 
 @pytest.mark.parametrize(("stack", "share"), [("pytorch", 1), ("megatron", 2)])
-def test_messages_of_a_pipeline_and_of_a_ring(wire: list[tuple[str, int, int, float]], stack: str, share: int) -> None:
+def test_messages_of_a_pipeline_and_of_a_ring(
+    wire: list[tuple[str, int, int, float]], stack: str, share: int
+) -> None:
     """A stage sends the whole activation from every rank, or under scatter and gather (Megatron-LM) each rank its share
     to be gathered inside the node; a hop of the ring carries keys and values of the rank's heads."""
     run(cluster="2x8xa100", tp=2, pp=2, cp=2, stack=stack)
@@ -143,7 +145,9 @@ def test_tokens_of_a_step_count_accumulation_and_data_ranks_alone() -> None:
     assert report.tokens_per_s * report.iteration_time_s == pytest.approx(2 * 4 * 4 * 1024)
 
 
-@pytest.mark.parametrize(("schedule", "vpp"), [("1f1b", 1), ("gpipe", 1), ("interleaved", 2)])
+@pytest.mark.parametrize(
+    ("schedule", "vpp"), [("1f1b", 1), ("gpipe", 1), ("interleaved", 2)]
+)
 def test_the_pipeline_is_its_simulation(schedule: str, vpp: int) -> None:
     """Stages as priced, event by event; messages occupy the receiver."""
     fields = {"cluster": "1x8xa100", "tp": 2, "pp": 4, "vpp": vpp, "schedule": schedule, "grad_accum": 8}

@@ -45,7 +45,9 @@ def test_differences_sum_to_the_change_of_the_step() -> None:
 
 def test_the_global_batch_is_held_where_it_divides_else_the_accumulation() -> None:
     base = {"model": "llama-2-7b", "cluster": "1x8xa100", "zero": 3, "micro_batch": 2, "grad_accum": 2}
-    wider, odd, micro = whatif(base, [{"cluster": "2x8xa100"}, {"cluster": "1x6xa100"}, {"micro_batch": 4}]).cases[:3]
+    wider, odd, micro = whatif(
+        base, [{"cluster": "2x8xa100"}, {"cluster": "1x6xa100"}, {"micro_batch": 4}]
+    ).cases[:3]
     assert wider.report is not None
     assert odd.report is not None
     assert micro.report is not None

@@ -16,21 +16,8 @@ from simkit.spec.resolve import at_image_size
 from simkit.workloads import Numerics, program
 
 EVERY = model_names()
-KINDS = (
-    "bert-large",
-    "t5-base",
-    "vit-base",
-    "falcon-7b",
-    "gemma-2-2b",
-    "gpt-oss-20b",
-    "mixtral-8x7b",
-    "deepseek-v2-lite",
-    "qwen1.5-moe-a2.7b",
-    "llama-3-8b",
-    "gpt2",
-    "resnet-50",
-    "vgg-16-bn",
-)
+KINDS = ("bert-large", "t5-base", "vit-base", "falcon-7b", "gemma-2-2b", "gpt-oss-20b", "mixtral-8x7b",
+         "deepseek-v2-lite", "qwen1.5-moe-a2.7b", "llama-3-8b", "gpt2", "resnet-50", "vgg-16-bn")
 MIXED = Numerics(element_bytes=2.0, cast_bytes=6.0, attention="flash")
 
 
