@@ -45,6 +45,11 @@ def _count(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
+    from importlib.util import find_spec
+
+    if find_spec("scipy") is None:
+        hint = "pip install 'simkit-perf[fit]'"
+        raise InputError("needs scipy, which is not installed", key="calibrate", hint=hint)
     if args.device or args.link or args.out:
         return _user(args)
     from simkit import calibrate

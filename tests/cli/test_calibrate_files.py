@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -58,3 +59,14 @@ def test_bad_input_is_one_line(
     assert out == ""
     assert err.count("\n") == 1
     assert said in err
+
+
+def test_without_scipy_the_extra_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, package=None: None if name == "scipy" else found(name, package)
+    )
+    assert main(["calibrate", "--data", str(tmp_path), "--device", "a100"]) == 2
+    assert "simkit-perf[fit]" in capsys.readouterr().err
