@@ -20,6 +20,7 @@ from simkit.cost import cost
 from simkit.errors import InputError, RefusedError, unknown
 from simkit.evaluate import Evaluation, evaluate, weigh, workload
 from simkit.memory import staged
+from simkit.methods import path
 from simkit.planner import HEADROOM, planned, usual_samples
 from simkit.price import Compute
 from simkit.report import Memory
@@ -226,6 +227,8 @@ def _explored(
     chunks: bool,
     varied: Mapping[str, Any],
 ) -> Found:
+    if path(scenario) is not None:
+        raise RefusedError("work over peers has no degrees to search; `simkit sweep` tries its fields")
     bare = scenario.with_(**{name: None for name in SEARCHED if name in lists})
     resolved = resolve(bare)
     asked = space(resolved, lists, usual=usual_samples(resolved), chunks=chunks)

@@ -122,6 +122,10 @@ def test_bad_input_is_named() -> None:
         search(**SMALL, tp=[])
     with pytest.raises(RefusedError, match="no plan can be priced"):
         search(model="llama-2-7b", cluster="1x3xa100", tp=[2])
+    with pytest.raises(RefusedError, match="peers"):
+        search(model="bert-large", cluster="8x3080", method="decentralized")
+    with pytest.raises(RefusedError, match="peers"):
+        search(model="bert-large", cluster="8x3080", task="inference")
 
 
 def test_the_same_search_gives_the_same_answer(small: Found) -> None:
