@@ -1,0 +1,11 @@
+"""A tenth of the places, and `backup_pool` at least."""
+
+from __future__ import annotations
+
+import math
+
+SHARE = 0.1
+
+
+def target(*, slots: int, backup_pool: int, losses_per_s: float, lead_s: float) -> int:
+    return max(backup_pool, math.ceil(SHARE * slots))
