@@ -1,12 +1,14 @@
 """A peer in the simulation, how far a pipeline is in its round, and what it did, lost and waited for.
 
-Between two changes a pipeline runs like clockwork, so its progress is a closed form: with C_p the compute of a stage
-and R its messages (latency + bytes/rate), micro-batch k of a step is through at
+Between two changes a pipeline runs like clockwork, so its progress is a closed form: with C_p the compute of a stage,
+R a message (latency + bytes/rate) and L_p the bytes that a peer sends or gets per micro-batch over its line, micro-batch
+k of a step is through at
 
-    fill + (k - 1) · interval,   fill = sum C + sum R,   interval = max(C, R)
+    fill + (k - 1) · interval,   fill = sum C + sum R,   interval = max(C, L)
 
-(a line of resources that each do one thing at a time, without bound on what waits between them), a step of n
-micro-batches takes fill + (n - 1) · interval and a round of H steps H times that, plus its exchange.
+(FusionAI, arXiv 2309.01172: a line of resources that each do one thing at a time, compute and line apart, without bound
+on what waits between them; latency delays but occupies nothing). A step of n micro-batches takes fill + (n - 1) ·
+interval, a round of H steps H times that and its exchange.
 """
 
 from __future__ import annotations

@@ -34,31 +34,30 @@ class Chain(Unit):
         self.parked = False
         self.starved_since = math.inf
         self.compute = [0.0] * wiring.stages
-        self.there = [0.0] * max(wiring.stages - 1, 0)
-        self.back = [0.0] * max(wiring.stages - 1, 0)
+        self.line = [0.0] * wiring.stages
+        self.message = [0.0] * max(wiring.stages - 1, 0)
 
     def beside(self, stage: int) -> list[Node]:
         found = [self.holder[s] for s in (stage - 1, stage + 1) if 0 <= s < len(self.holder)]
         return [node for node in found if node is not None and node.state == "working"]
 
     def measure(self, stage: int) -> None:
-        """Seconds of a stage and of its messages, after its holder or the holder's speed changed."""
+        """Seconds of a stage, of its line and of its messages, after its holder or the holder's speed changed."""
         w, node = self.wiring, self.holder[stage]
         if node is None:
             return
         self.compute[stage] = w.seconds(node, stage)
+        self.line[stage] = max(w.sends[stage] / w.up_Bps(node, stage), w.gets[stage] / w.down_Bps(node))
         for left in (stage - 1, stage):
-            if 0 <= left < len(self.there):
+            if 0 <= left < len(self.message):
                 a, b = self.holder[left], self.holder[left + 1]
                 if a is not None and b is not None:
-                    lag = w.swarm.latency(a.peer, b.peer)
-                    sent, back = w.sent[left], w.sent_back[left + 1]
-                    self.there[left] = lag + sent / min(w.up_Bps(a, left), w.down_Bps(b))
-                    self.back[left] = lag + back / min(w.up_Bps(b, left + 1), w.down_Bps(a))
+                    there = w.sent[left] / min(w.up_Bps(a, left), w.down_Bps(b))
+                    back = w.sent_back[left + 1] / min(w.up_Bps(b, left + 1), w.down_Bps(a))
+                    self.message[left] = 2.0 * w.swarm.latency(a.peer, b.peer) + there + back
 
     def repace(self) -> None:
-        fill = sum(self.compute) + sum(self.there) + sum(self.back)
-        self.progress.pace(fill, max(max(self.compute), max(self.there, default=0.0), max(self.back, default=0.0)))
+        self.progress.pace(sum(self.compute) + sum(self.message), max(max(self.compute), max(self.line)))
 
     def status(self) -> str:
         if self.parked:
@@ -76,6 +75,8 @@ class Wiring(_common.Wiring):
         super().__init__(swarm)
         self.sent = [float(x) for x in self.cost.activation_bytes]
         self.sent_back = [float(x) for x in self.cost.gradient_bytes]
+        self.sends = [a + b for a, b in zip(self.sent, self.sent_back, strict=True)]
+        self.gets = [a + b for a, b in zip([0.0, *self.sent[:-1]], [*self.sent_back[1:], 0.0], strict=True)]
         self.units: list[Chain] = [Chain(k, self) for k in range(self.cfg.pipelines)]
         self.rank = plugins.get("simkit.policies.placement", self.cfg.placement).rank
         self.limit_s = plugins.get("simkit.policies.deadline", self.cfg.deadline).limit_s
