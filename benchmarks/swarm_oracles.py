@@ -193,7 +193,7 @@ def spread(scale: float, seed: int) -> float:
 
 def mesh_hole(scale: float, seed: int) -> float:
     """Share of the time in which a stage of a mesh has nobody."""
-    cfg = config(6, horizon_s=20.0 * DAY_S * scale, wiring="mesh", churn=churn("exponential:2h"), seed=seed)
+    cfg = config(6, horizon_s=20.0 * DAY_S * scale, wiring="stochastic", churn=churn("exponential:2h"), seed=seed)
     return 1.0 - simulate(cfg).time_by["running"] / cfg.horizon_s
 
 

@@ -16,12 +16,12 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = (
     "units errors plugins",
     "spec",
-    "roofline collectives compressors fusion network wire",
+    "roofline collectives compressors fusion network wire churn policies",
     "program workloads parallel schedules chain opgraph",
     "price memory count placement",
     "spans timeline exchange train des",
     "report render evaluate decentral methods intervals "
-    "planner cost goodput breakdown predict grids sweep search operators",
+    "planner cost goodput breakdown predict grids sweep search operators swarm",
     "readers validate scoreboard calibrate measure",
     "trace plot dashboard compare whatif",
     "commands cli",

@@ -32,6 +32,7 @@ IDLE_SHARE = 0.1
 """Power of an idle peer over its board power: assumed, as in `simkit.cost`."""
 COLUMNS = ("t_s", "online", "spares", "running", "done", "useful", "lost")
 
+_ACTIVE = frozenset({"running", "checkpoint"})
 Watch = Callable[["Swarm"], None]
 
 
@@ -52,7 +53,7 @@ class Swarm:
         self.counts: Counter[str] = Counter()
         self.happened: list[tuple[float, str, str, float]] = []
         self.marks: list[Mark] = []
-        self.live = 0
+        self.live = self.active = 0
         self.stalled_s: float | None = 0.0
         self.stall_reason = "start"
         self.stalls: list[Stall] = []
@@ -135,29 +136,23 @@ class Swarm:
             self.broken_s.setdefault(unit.key, now)
         elif state in ("running", "checkpoint") and unit.key in self.broken_s:
             self.recovery_s.append(now - self.broken_s.pop(unit.key))
-        if unit.running and not before:
-            self.live += 1
-            if self.live == 1:
-                self._resume()
-        elif before and not unit.running:
-            self.live -= 1
-        if not self.live and self.stalled_s is None and not self.writing:
-            self.stalled_s, self.stall_reason = now, state
+        self.live += unit.running - before
+        self.active += (state in _ACTIVE) - (was in _ACTIVE)
+        if self.active and self.stalled_s is not None:
+            self._resume()
+        elif not self.active and self.stalled_s is None:
+            self.stalled_s = now
             self.clock.cancel(self.tick)
-        elif not self.live and self.stalled_s is not None:
+        if not self.active:
             self.stall_reason = state
-
-    def recovered(self, unit: Unit, now: float) -> None:
-        """A hole of a unit was filled."""
 
     def _resume(self) -> None:
         now = self.clock.now
-        if self.stalled_s is not None:
-            if now > self.stalled_s:
-                self.stalls.append(Stall(start_s=self.stalled_s, end_s=now, reason=self.stall_reason))
-            self.stalled_s = None
-            self.clock.cancel(self.tick)
-            self.tick = self.clock.after(self.cfg.checkpoint_interval_s, self._checkpoint)
+        if self.stalled_s is not None and now > self.stalled_s:
+            self.stalls.append(Stall(start_s=self.stalled_s, end_s=now, reason=self.stall_reason))
+        self.stalled_s = None
+        self.clock.cancel(self.tick)
+        self.tick = self.clock.after(self.cfg.checkpoint_interval_s, self._checkpoint)
 
     def check_blocks(self, stages: Iterable[int]) -> None:
         """Nobody left who has the state of a stage: all go back to the last checkpoint."""
@@ -172,7 +167,7 @@ class Swarm:
                 unit.roll_back("block lost")
 
     def _checkpoint(self) -> None:
-        cfg = self.cfg
+        cfg, self.tick = self.cfg, None
         if any(not held for held in self.book.at):
             self.tick = self.clock.after(min(cfg.checkpoint_interval_s, 60.0), self._checkpoint)
             return
@@ -187,23 +182,21 @@ class Swarm:
         else:
             slowest = min(peer.up_Bps for peer in cfg.peers)
             wait = float(cfg.stages.state_bytes.max()) / slowest
-        self.tick = self.clock.after(wait, self._written, saved)
+        self.clock.after(wait, self._written, saved)
 
     def _written(self, saved: list[tuple[Unit, int, int]]) -> None:
         self.count("checkpoint")
         for unit, useful, rolls in saved:
             if unit.rolls == rolls:
                 unit.safe = max(unit.safe, useful)
-        self.tick = None
         if self.writing:
             self.writing = False
             for unit in self.wiring.units:
                 if unit.state == "checkpoint":
                     self.enter(unit, "running")
-        if self.live:
+        if self.active:
+            self.clock.cancel(self.tick)
             self.tick = self.clock.after(self.cfg.checkpoint_interval_s, self._checkpoint)
-        elif self.stalled_s is None:
-            self.stalled_s, self.stall_reason = self.clock.now, "checkpoint"
 
     # -- the books --------------------------------------------------------------------------------------------
 
@@ -234,6 +227,10 @@ class Swarm:
         cfg = self.cfg
         nodes = self.population.start()
         self.wiring.start(nodes)
+        for stage, held in enumerate(self.book.at):
+            if not held:
+                self.dead.add(stage)
+                self.event("no holder", f"stage {stage}", 0.0)
         self.ideal_hz = sum(
             unit.progress.per_round / unit.progress.round_s for unit in self.wiring.units if unit.running
         )

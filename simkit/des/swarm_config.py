@@ -13,6 +13,7 @@ from simkit.spec.peers import Peer
 from simkit.spec.stage import StageCost
 
 ARRIVALS = ("open", "recruit")
+SCHEDULES = ("endless", "1f1b")
 BROKER_LAWS = ("deterministic", "exponential", "uniform")
 
 
@@ -21,7 +22,8 @@ class SwarmConfig:
     """A job over peers, and everything that happens to them. Seconds and bytes throughout.
 
     The job: stages of one pipeline; pipelines (in data parallel); micro_batches a step has in each pipeline;
-    steps_per_round steps between two exchanges, each of exchange_s; wiring: a file of `simkit.des.wiring`.
+    steps_per_round steps between two exchanges, each of exchange_s; wiring: a file of `simkit.des.wiring`; schedule:
+    ``endless`` (no bound on micro-batches in flight) or ``1f1b``; stretch: exact step over its closed form.
     peers: those at the start, in this order, and the mix that later ones are drawn from; holders: per pipeline the
     indices into `peers` of who holds each stage (else in order); backup_pool: peers beyond them.
 
@@ -46,7 +48,9 @@ class SwarmConfig:
     micro_batches: int = 1
     steps_per_round: int = 1
     exchange_s: float = 0.0
-    wiring: str = "chain"
+    wiring: str = "fixed"
+    schedule: str = "endless"
+    stretch: float = 1.0
     holders: tuple[tuple[int, ...], ...] | None = None
     backup_pool: int = 0
     arrivals: str = "open"
@@ -87,7 +91,7 @@ class SwarmConfig:
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise InputError("is no count", key=name, value=value, hint=f"a whole number of at least {least}")
         positive = ("horizon_s", "heartbeat_s", "checkpoint_interval_s", "checkpoint_Bps", "slow_every_s", "slow_s",
-                    "relay_Bps", "recruit_s", "slow_factor")
+                    "relay_Bps", "recruit_s", "slow_factor", "stretch")
         free = ("exchange_s", "notice_s", "broker_s", "startup_s", "checkpoint_s", "patience_s", "hysteresis")
         for name in (*positive, *free):
             value = getattr(self, name)
@@ -97,7 +101,7 @@ class SwarmConfig:
             raise InputError("is not finite", key="horizon_s", value=self.horizon_s)
         if not 0.0 <= self.graceful <= 1.0:
             raise InputError("is no share", key="graceful", value=self.graceful, hint="between 0 and 1")
-        for name, known in (("arrivals", ARRIVALS), ("broker_law", BROKER_LAWS)):
+        for name, known in (("arrivals", ARRIVALS), ("schedule", SCHEDULES), ("broker_law", BROKER_LAWS)):
             if getattr(self, name) not in known:
                 raise InputError("is not known", key=name, value=getattr(self, name), hint=f"one of {', '.join(known)}")
         if not all(float(x) > 0.0 for x in self.stages.compute_s):

@@ -7,7 +7,7 @@ k of a step is through at
     fill + (k - 1) · interval,   fill = sum C + sum R,   interval = max(C, L)
 
 (FusionAI, arXiv 2309.01172: a line of resources that each do one thing at a time, compute and line apart, without bound
-on what waits between them; latency delays but occupies nothing). A step of n micro-batches takes fill + (n - 1) ·
+on what waits between them; latency delays but occupies nothing; 1F1B bounds it, see `simkit.des.wiring.fixed`). A step of n micro-batches takes fill + (n - 1) ·
 interval, a round of H steps H times that and its exchange.
 """
 
@@ -29,7 +29,7 @@ class Node:
 
     __slots__ = (
         "draw", "graceful", "joined_s", "key", "leave_token", "leaves_s", "load", "mark", "peer", "phase_s", "probation",
-        "busy_s", "leaving", "serving", "slow", "stage", "state", "unit", "uploads", "since_s", "working_s",
+        "busy_s", "leaving", "marked_s", "serving", "slow", "stage", "state", "unit", "uploads", "since_s", "working_s",
     )  # fmt: skip
 
     def __init__(self, key: int, peer: Peer, joined_s: float, leaves_s: float, draws: tuple[float, float, float],
@@ -49,6 +49,7 @@ class Node:
         self.probation = False
         self.leaving = False
         self.mark = 0.0
+        self.marked_s = joined_s
         self.busy_s = 0.0
         self.working_s = 0.0
         self.since_s = joined_s
@@ -73,16 +74,24 @@ class Progress:
         return self.n * self.steps
 
     def pace(self, fill_s: float, interval_s: float) -> None:
-        """Changes the pace; the share of the step that is done stays done, and so does the rest of an exchange."""
-        before, step, at = self.step_s, 0, self.at_s
+        """Changes the pace. What is through stays through; the share of the interval (or of the fill) under way that
+        is done stays done, and so does the rest of an exchange."""
+        step, at = 0, self.at_s
+        through = share = 0.0
         if at > 0.0:
-            step = min(self.steps, math.floor(at / before + SLACK))
-            at = max(at - step * before, 0.0)
+            step = min(self.steps, math.floor(at / self.step_s + SLACK))
+            at = max(at - step * self.step_s, 0.0)
+            through = self._of_step(at) if step < self.steps else 0
+            if through:
+                share = max((at - self.fill_s) / self.interval_s - (through - 1), 0.0) if self.interval_s > 0.0 else 0.0
+            else:
+                share = at / self.fill_s
         self.fill_s, self.interval_s = fill_s, interval_s
         self.step_s = fill_s + (self.n - 1) * interval_s
         self.round_s = self.steps * self.step_s + self.exchange_s
         if self.at_s > 0.0:
-            self.at_s = step * self.step_s + (at if step == self.steps else at / before * self.step_s)
+            inside = fill_s + (through - 1 + share) * interval_s if through else share * fill_s
+            self.at_s = step * self.step_s + (at if step == self.steps else inside)
 
     def advance(self, seconds: float) -> int:
         """Moves on; the number of rounds that end meanwhile."""

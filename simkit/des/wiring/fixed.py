@@ -57,7 +57,16 @@ class Chain(Unit):
                     self.message[left] = 2.0 * w.swarm.latency(a.peer, b.peer) + there + back
 
     def repace(self) -> None:
-        self.progress.pace(sum(self.compute) + sum(self.message), max(max(self.compute), max(self.line)))
+        """The closed forms of `simkit.des.swarm_parts`; 1F1B holds at most stages - r micro-batches between the passes
+        of stage r, so an interval is never shorter than the time one is out over that number."""
+        interval = max(max(self.compute), max(self.line))
+        if self.wiring.cfg.schedule == "1f1b":
+            out, stages = 0.0, len(self.compute)
+            for r in range(stages - 1, -1, -1):
+                out += self.compute[r] + (self.message[r] if r < stages - 1 else 0.0)
+                interval = max(interval, out / (stages - r))
+        stretch = self.wiring.cfg.stretch
+        self.progress.pace((sum(self.compute) + sum(self.message)) * stretch, interval * stretch)
 
     def status(self) -> str:
         if self.parked:
@@ -116,7 +125,7 @@ class Wiring(_common.Wiring):
     def _hold(self, node: Node, unit: Chain, stage: int) -> None:
         node.state, node.unit, node.stage = "working", unit, stage
         node.since_s = self.swarm.clock.now
-        node.mark = unit.done
+        node.mark, node.marked_s = unit.done, node.since_s
         unit.holder[stage] = node
         unit.hole.pop(stage, None)
         self.swarm.book.add(node, stage)
@@ -129,11 +138,18 @@ class Wiring(_common.Wiring):
         unit, stage = node.unit, node.stage
         now = self.swarm.clock.now
         unit.advance(now)
-        node.busy_s += (unit.done - node.mark) * unit.compute[stage]
+        self._settle(node)
         node.working_s += now - node.since_s
         unit.holder[stage] = None
         self.swarm.book.remove(node, stage)
         node.unit, node.stage = None, -1
+
+    def _settle(self, node: Node) -> None:
+        """Books what a holder computed. Micro-batches count when they leave the pipeline, some of them after a peer
+        took its place; nobody is busier than the time that passed."""
+        unit, now = node.unit, self.swarm.clock.now
+        node.busy_s += min((unit.done - node.mark) * unit.compute[node.stage], now - node.marked_s)
+        node.mark, node.marked_s = unit.done, now
 
     def _spare(self, node: Node) -> None:
         node.state = "spare"
@@ -171,19 +187,21 @@ class Wiring(_common.Wiring):
     def fill(self) -> None:
         """Gives spares to open places, those of the least broken pipeline first; then handovers, then new pipelines."""
         unfit: set[int] = set()
-        again: list[tuple[int, int]] = []
+        again: dict[int, None] = {}
         while self.spares and self.queue:
             holes, key = heapq.heappop(self.queue)
             unit = self.units[key]
             open_ = [s for s, state in unit.hole.items() if state == "starved" and unit.successor[s] is None]
+            if key in again:
+                continue
             if unit.parked or not open_ or holes != len(unit.hole):
                 if open_ and not unit.parked:
                     heapq.heappush(self.queue, (len(unit.hole), key))
                 continue
             if self._fill_unit(unit, open_, unfit):
-                again.append((holes, key))
-        for entry in again:
-            heapq.heappush(self.queue, entry)
+                again[key] = None
+        for key in again:
+            heapq.heappush(self.queue, (len(self.units[key].hole), key))
         for unit in self.units if self.spares and self.handovers else ():
             for stage in list(unit.wanted):
                 self._succeed(unit, stage)
@@ -228,16 +246,15 @@ class Wiring(_common.Wiring):
         old = unit.holder[stage]
         if old is not None:
             self._release(old)
+            old.state = "done"
+            self.swarm.transfers.orphan(old)
             if unit.wanted.pop(stage, 0) is None:
                 self.handovers -= 1
             self.swarm.count("handover")
             if self.swarm.remains(old):
                 self._spare(old)
-            else:
-                old.state = "done"
         else:
             self.swarm.count("recovery")
-            self.swarm.recovered(unit, self.swarm.clock.now)
         self._hold(node, unit, stage)
         self._update(unit)
         if node.slow != 1.0:
@@ -341,6 +358,7 @@ class Wiring(_common.Wiring):
                 freed.append(loader)
             if holder is not None:
                 self._release(holder)
+                holder.state = "done"
                 freed.append(holder)
                 self.swarm.transfers.orphan(holder)
             unit.hole[stage] = "starved"
@@ -397,8 +415,7 @@ class Wiring(_common.Wiring):
         now = self.swarm.clock.now
         unit.advance(now)
         stage = node.stage
-        node.busy_s += (unit.done - node.mark) * unit.compute[stage]
-        node.mark = unit.done
+        self._settle(node)
         unit.measure(stage)
         if unit.running:
             unit.repace()
@@ -410,9 +427,8 @@ class Wiring(_common.Wiring):
         now = self.swarm.clock.now
         for unit in self.units:
             unit.advance(now)
-            for stage, node in enumerate(unit.holder):
+            for node in unit.holder:
                 if node is not None:
-                    node.busy_s += (unit.done - node.mark) * unit.compute[stage]
-                    node.mark = unit.done
+                    self._settle(node)
                     node.working_s += now - node.since_s
                     node.since_s = now
