@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -80,7 +80,7 @@ class Churn:
     @property
     def text(self) -> str:
         """The law in words, as it can be given again."""
-        units = {name: "s" if dimension in ("s", "clock") else "" for name, (dimension, _) in self.law.PARAMETERS.items()}
+        units = {name: "s" if kind in ("s", "clock") else "" for name, (kind, _) in self.law.PARAMETERS.items()}
         shown = [f"{name}={_shown(value)}{units[name]}" for name, value in self.p.items()]
         return self.key + (":" + ",".join(shown) if shown else "")
 
@@ -119,7 +119,7 @@ def churn(text: str, *, key: str = "churn", file: str = "") -> Churn:
             raise InputError(f"gives {head} twice", key=key, value=text, file=file)
         given[head] = _value(value.strip(), known[head][0], f"{key} {head}", file)
     values = {head: given.get(head, default) for head, (_, default) in known.items()}
-    found = Churn(key=name, p=MappingProxyType(values))
+    found = Churn(key=name, p=values)
     _check(found, text, key, file)
     return found
 

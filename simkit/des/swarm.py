@@ -1,4 +1,4 @@
-"""A swarm of peers under churn: broker, backup pool, takeovers over real links, checkpoints, and what is left of the work.
+"""A swarm of peers under churn: broker, backup pool, takeovers over links, checkpoints, and what is left of the work.
 
 Only what changes is an event: a peer comes, leaves, is missed, is served by the broker, has its state, slows down; a
 checkpoint is due. Between them every pipeline follows its closed form (`simkit.des.swarm_parts`), so a run costs some
@@ -119,9 +119,9 @@ class Swarm:
         self.energy_j += node.peer.power_w * (busy + IDLE_SHARE * (online - busy))
 
     def latency(self, a: Peer, b: Peer) -> float:
-        """One way between two peers; a relay adds its own way there and back to the backbone, taken as the peer's."""
+        """One way between two peers; by a relay twice as far, as in `simkit.decentral_lines`."""
         between = self.cfg.latency_s.get((a.region, b.region), self.cfg.latency_s.get((b.region, a.region), 0.0))
-        return a.latency_s * (1 + a.relay) + b.latency_s * (1 + b.relay) + between
+        return (a.latency_s + b.latency_s) * (2.0 if a.relay or b.relay else 1.0) + between
 
     # -- running and standing still ---------------------------------------------------------------------------
 

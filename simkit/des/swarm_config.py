@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from simkit.churn._common import Churn
 from simkit.errors import InputError
@@ -76,7 +75,7 @@ class SwarmConfig:
     deadline: str = "none"
     patience_s: float = 300.0
     hysteresis: float = 0.1
-    latency_s: Mapping[tuple[str, str], float] = field(default_factory=lambda: MappingProxyType({}))
+    latency_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
     relays: int = 1
     relay_Bps: float = 1.25e8
     bins: int = 96

@@ -1,13 +1,14 @@
 """A peer in the simulation, how far a pipeline is in its round, and what it did, lost and waited for.
 
-Between two changes a pipeline runs like clockwork, so its progress is a closed form: with C_p the compute of a stage,
+Between two changes a pipeline runs like clockwork: its progress is a closed form. With C_p the compute of a stage,
 R a message (latency + bytes/rate) and L_p the bytes that a peer sends or gets per micro-batch over its line, micro-batch
 k of a step is through at
 
     fill + (k - 1) · interval,   fill = sum C + sum R,   interval = max(C, L)
 
 (FusionAI, arXiv 2309.01172: a line of resources that each do one thing at a time, compute and line apart, without bound
-on what waits between them; latency delays but occupies nothing; 1F1B bounds it, see `simkit.des.wiring.fixed`). A step of n micro-batches takes fill + (n - 1) ·
+on what waits between them; latency delays but occupies nothing; 1F1B bounds it, see
+`simkit.des.wiring.fixed`). A step of n micro-batches takes fill + (n - 1) ·
 interval, a round of H steps H times that and its exchange.
 """
 
@@ -28,8 +29,28 @@ class Node:
     """One stay of a peer. state: ``joining spare loading working gone``; unit, stage: the place it has or fetches."""
 
     __slots__ = (
-        "draw", "graceful", "joined_s", "key", "leave_token", "leaves_s", "load", "mark", "peer", "phase_s", "probation",
-        "busy_s", "leaving", "marked_s", "serving", "slow", "stage", "state", "unit", "uploads", "since_s", "working_s",
+        "busy_s",
+        "draw",
+        "graceful",
+        "joined_s",
+        "key",
+        "leave_token",
+        "leaves_s",
+        "leaving",
+        "load",
+        "mark",
+        "marked_s",
+        "peer",
+        "phase_s",
+        "probation",
+        "serving",
+        "since_s",
+        "slow",
+        "stage",
+        "state",
+        "unit",
+        "uploads",
+        "working_s",
     )  # fmt: skip
 
     def __init__(self, key: int, peer: Peer, joined_s: float, leaves_s: float, draws: tuple[float, float, float],

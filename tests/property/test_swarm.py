@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from simkit.spec.peers import Peer
 from simkit.spec.stage import StageCost
 
 HOUR_S = 3600.0
+HISTORIES = 1000 if os.environ.get("SIMKIT_SLOW") == "1" else 200
 LAWS = ("none", "exponential:20min", "weibull:30min,shape=0.5", "pareto:30min,alpha=1.4",
         "day-night:30min,amplitude=1", "correlated:40min,every=1h,share=0.6,duration=10min")  # fmt: skip
 
@@ -81,7 +84,8 @@ class Auditor:
         memory = swarm.cfg.stages.memory_bytes
         working = {n: n.stage for n in swarm.population.nodes.values() if n.state == "working"}
         held = [(n, s) for s, nodes in enumerate(swarm.book.at) for n in nodes]
-        assert dict(held) == working and len(held) == len(working), "a place without its peer, or a peer without"
+        assert dict(held) == working, "a place without its peer, or a peer without its place"
+        assert len(held) == len(working), "a peer with two places"
         for node, stage in held:
             assert memory[stage] <= node.peer.memory_bytes, "more memory than the peer has"
         for stage, nodes in enumerate(swarm.book.at):
@@ -102,7 +106,8 @@ class Auditor:
             count = unit.progress.count()
             assert 0 <= count <= unit.progress.per_round
             assert unit.done == unit.useful + count + sum(unit.lost.values())
-            assert unit.lost_total == sum(unit.lost.values()) and all(unit.lost) and min([*unit.lost.values(), 1]) > 0
+            assert unit.lost_total == sum(unit.lost.values())
+            assert all(reason and n > 0 for reason, n in unit.lost.items())
             assert unit.safe <= unit.useful
             assert unit.useful % unit.progress.per_round == 0, "a round is useful as a whole"
             assert unit.done >= self.done.get(unit.key, 0), "work that was done is gone"
@@ -132,16 +137,17 @@ def check(cfg: SwarmConfig, found: Any) -> None:
     assert sum(found.time_by.values()) == pytest.approx(found.units * cfg.horizon_s)
     assert set(found.time_by) <= {"start", "running", "detect", "starved", "broker", "load", "parked", "checkpoint"}
     edges = [(s.start_s, s.end_s) for s in found.stalls]
-    assert all(a < b for a, b in edges) and all(b <= c for (_, b), (c, _) in zip(edges, edges[1:], strict=False))
+    assert all(a < b for a, b in edges)
+    assert all(b <= c for (_, b), (c, _) in pairwise(edges))
     still = sum(b - a for a, b in edges)
     assert cfg.horizon_s - still <= found.time_by.get("running", 0.0) + found.time_by.get("checkpoint", 0.0) + 1e-6
     for s in found.stalls:
         assert s.reason in ("start", "detect", "starved", "broker", "load", "parked", "checkpoint")
-    assert np.all(found.peers["busy_s"] <= found.peers["working_s"] * (1.0 + 1e-6) + 1e-6)
+    assert np.all(found.peers["busy_s"] <= found.peers["working_s"] * (1.0 + 1e-6) + 1e-3)
     assert np.all(found.peers["working_s"] <= found.peers["online_s"] * (1.0 + 1e-9) + 1e-6)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=HISTORIES, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(cfg=swarms())
 def test_a_thousand_histories(cfg: SwarmConfig) -> None:
     auditor = Auditor()

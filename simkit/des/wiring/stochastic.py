@@ -1,4 +1,4 @@
-"""Stochastic wiring: any peer of the next stage takes a micro-batch, the faster ones more often (SWARM, arXiv 2301.11913).
+"""Stochastic wiring: any peer of the next stage takes a micro-batch, faster ones more often (SWARM, arXiv 2301.11913).
 
 A peer is worth 1/max(compute, upload) micro-batches a second, a stage the sum of its peers, the mesh the least of its
 stages. Whoever comes joins the weakest stage; nobody is spare. When a peer fails its neighbours notice at the next
@@ -205,7 +205,7 @@ class Wiring(_common.Wiring):
             self.swarm.clock.after(self.cfg.patience_s, self._balance)
 
     def _balance(self) -> None:
-        """Moves peers from the richest to the weakest stage, while that lifts the weakest by more than the hysteresis."""
+        """Moves peers from the richest to the weakest stage, while that lifts it by more than the hysteresis."""
         held = self.swarm.book.at
         for _ in range(1 + len(self.worth) // 200):
             need = self.rate + self.coming
