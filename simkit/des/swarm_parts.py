@@ -1,8 +1,8 @@
 """A peer in the simulation, how far a pipeline is in its round, and what it did, lost and waited for.
 
 Between two changes a pipeline runs like clockwork: its progress is a closed form. With C_p the compute of a stage,
-R a message (latency + bytes/rate) and L_p the bytes that a peer sends or gets per micro-batch over its line, micro-batch
-k of a step is through at
+R a message (latency + bytes/rate) and L_p the bytes that a peer sends or gets per micro-batch over its line,
+micro-batch k of a step is through at
 
     fill + (k - 1) · interval,   fill = sum C + sum R,   interval = max(C, L)
 

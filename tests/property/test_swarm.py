@@ -147,7 +147,7 @@ def check(cfg: SwarmConfig, found: Any) -> None:
     assert np.all(found.peers["working_s"] <= found.peers["online_s"] * (1.0 + 1e-9) + 1e-6)
 
 
-@settings(max_examples=HISTORIES, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=HISTORIES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cfg=swarms())
 def test_a_thousand_histories(cfg: SwarmConfig) -> None:
     auditor = Auditor()
