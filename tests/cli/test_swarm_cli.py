@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def test_trace_and_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     assert len(tracks) >= 12
     for track in tracks:
         mine = [e for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) == track]
-        assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-3 for a, b in zip(mine, mine[1:], strict=False))
+        assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-3 for a, b in pairwise(mine))
     if more:
         assert "Work over time" in page.read_text(encoding="utf-8")
 

@@ -60,7 +60,8 @@ def test_a_law_can_be_given_again_as_it_is_printed(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("text", ["", "foo", "exponential:4", "exponential:-4h", "exponential:4h,4h",
-                                  "exponential:x=1s", "pareto:4h,alpha=1", "weibull:4h,shape=0", "day-night:4h,amplitude=2", "trace",
+                                  "exponential:x=1s", "pareto:4h,alpha=1",
+                                  "weibull:4h,shape=0", "day-night:4h,amplitude=2", "trace",
                                   "exponential:0s", "exponential:mean=1h,mean=2h", "empirical:nowhere.csv"])
 def test_senseless_laws_are_one_line(text: str) -> None:
     with pytest.raises(InputError):
