@@ -13,7 +13,7 @@ import torch
 
 from simkit import plugins
 from simkit.errors import InputError
-from simkit.kernels.compressors._group import Group, completed
+from simkit.kernels.compressors._group import Group, LocalGroup, completed
 
 PACKAGE = "simkit.kernels.compressors"
 
@@ -28,6 +28,7 @@ class Settings:
     seed          of the first factors; the same on every rank
     selection     of Top-k: ``sampled`` (threshold from a sample) or ``exact`` (torch.topk); both keep the same elements
     error_feedback  whether the compression error is kept and added to the next gradient, where the method has one
+    momentum      of Sign-SGD: the sign is taken of m <- momentum m + (1 - momentum) g, each rank its own (Signum)
     min_rate      Power-SGD factors a matrix only where rows·cols > (rows + cols)·rank·min_rate
     Raises InputError for a value out of its range.
     """
@@ -38,6 +39,7 @@ class Settings:
     seed: int = 0
     selection: str = "sampled"
     error_feedback: bool = True
+    momentum: float = 0.0
     min_rate: float = 2.0
 
     def __post_init__(self) -> None:
@@ -47,6 +49,8 @@ class Settings:
             raise InputError("is not in (0, 1]", key="density", value=self.density)
         if self.warmup_steps < 0:
             raise InputError("is below 0", key="warmup_steps", value=self.warmup_steps)
+        if not 0.0 <= self.momentum < 1.0:
+            raise InputError("is not in [0, 1)", key="momentum", value=self.momentum)
         if self.selection not in ("sampled", "exact"):
             raise InputError("is neither 'sampled' nor 'exact'", key="selection", value=self.selection)
 
@@ -93,7 +97,7 @@ class State:
 
     def __init__(self, process_group: Any, settings: Settings) -> None:
         self.settings = settings
-        self.group = Group(process_group)
+        self.group = process_group if isinstance(process_group, LocalGroup) else Group(process_group)
         self.step = 0
         self.wire_bytes = 0
         self.messages = 0

@@ -1,7 +1,8 @@
-"""Collectives that return futures, over a process group or, where there is none, over one rank."""
+"""Collectives that return futures: over a process group, over threads of this process, or over one rank."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -42,3 +43,71 @@ class Group:
         out = tensor.new_empty((self.size, tensor.numel()))
         future = dist.all_gather(list(out), tensor, group=self._group, async_op=True).get_future()
         return future, out
+
+
+class LocalGroup:
+    """One of `size` ranks that are threads of this process: experiments without processes or sockets.
+
+        states = [make_hook("acp-sgd", group)[0] for group in LocalGroup.ranks(4)]
+
+    Each rank must run in a thread of its own, since methods wait for one another's messages. Collectives of a rank
+    meet those of the others in the order in which they are issued; sums are taken in the order of ranks.
+    """
+
+    def __init__(self, rank: int, size: int, shared: _Meeting) -> None:
+        self.rank, self.size, self._shared, self._issued = rank, size, shared, 0
+
+    @classmethod
+    def ranks(cls, size: int) -> list[LocalGroup]:
+        """The groups of all ranks."""
+        shared = _Meeting(size)
+        return [cls(r, size, shared) for r in range(size)]
+
+    def all_reduce(self, tensor: torch.Tensor) -> Any:
+        """Sum `tensor` over the ranks, in place."""
+
+        def finish(tensors: list[torch.Tensor]) -> None:
+            total = torch.stack(tensors).sum(0)
+            for t in tensors:
+                t.copy_(total)
+
+        return self._shared.join(self.rank, self._next(), tensor, finish)
+
+    def all_gather(self, tensor: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        """(future, out) with out of shape (size, numel): what every rank gave, by rank."""
+        out = tensor.new_empty((self.size, tensor.numel()))
+
+        def finish(tensors: list[torch.Tensor]) -> None:
+            torch.stack([t.flatten() for t in tensors], out=out)
+
+        return self._shared.join(self.rank, self._next(), tensor, finish, own=True), out
+
+    def _next(self) -> int:
+        self._issued += 1
+        return self._issued
+
+
+class _Meeting:
+    """Where the messages of all ranks with one number come together."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._lock = size, threading.Lock()
+        self._waiting: dict[int, dict[int, tuple[torch.Tensor, Any, Any, bool]]] = {}
+
+    def join(self, rank: int, number: int, tensor: torch.Tensor, finish: Any, own: bool = False) -> Any:
+        """A future that is set once all ranks have joined; `finish` runs once, or for each rank if `own`."""
+        future = new_future(tensor.device)
+        with self._lock:
+            here = self._waiting.setdefault(number, {})
+            here[rank] = tensor, finish, future, own
+            full = len(here) == self._size
+            if full:
+                del self._waiting[number]
+        if full:
+            ranks = [here[r] for r in range(self._size)]
+            tensors = [t for t, _, _, _ in ranks]
+            for _, each, _, _ in ranks if own else ranks[:1]:
+                each(tensors)
+            for _, _, done, _ in ranks:
+                done.set_result(None)
+        return future

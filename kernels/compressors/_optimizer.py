@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from simkit.kernels.compressors._core import make_state
 MIB = 1024 * 1024
 
 
-class _Bucket:
+class FlatBucket:
     """Gradients of some parameters side by side in one buffer (`GradBucket`)."""
 
     def __init__(self, index: int, last: bool, params: list[torch.Tensor]) -> None:
@@ -51,6 +51,21 @@ class _Bucket:
                 p.grad.copy_(g)
 
 
+def fuse(params: Sequence[torch.Tensor], limit_bytes: float) -> list[FlatBucket]:
+    """Buckets of up to limit_bytes of gradients, of one dtype and device each, the last parameter first."""
+    groups: list[list[torch.Tensor]] = []
+    size = 0
+    for p in reversed(params):
+        nbytes = p.numel() * p.element_size()
+        alike = bool(groups) and (p.dtype, p.device) == (groups[-1][0].dtype, groups[-1][0].device)
+        if not alike or size + nbytes > limit_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(p)
+        size += nbytes
+    return [FlatBucket(i, i == len(groups) - 1, g) for i, g in enumerate(groups)]
+
+
 class CompressedOptimizer:
     """Wraps an optimizer: ``step()`` exchanges the gradients of all its parameters by `method`, then steps.
 
@@ -74,21 +89,8 @@ class CompressedOptimizer:
         self.optimizer = optimizer
         self.state = make_state(method, process_group, **settings)
         self._group = process_group
-        self._buckets = self._fuse(bucket_mb * MIB)
-
-    def _fuse(self, limit_bytes: float) -> list[_Bucket]:
-        params = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
-        groups: list[list[torch.Tensor]] = []
-        size = 0
-        for p in reversed(params):
-            nbytes = p.numel() * p.element_size()
-            alike = bool(groups) and (p.dtype, p.device) == (groups[-1][0].dtype, groups[-1][0].device)
-            if not alike or size + nbytes > limit_bytes:
-                groups.append([])
-                size = 0
-            groups[-1].append(p)
-            size += nbytes
-        return [_Bucket(i, i == len(groups) - 1, g) for i, g in enumerate(groups)]
+        params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        self._buckets = fuse(params, bucket_mb * MIB)
 
     def broadcast_parameters(self, source: int = 0) -> None:
         """Every rank takes the parameters of rank `source` of the world."""

@@ -7,6 +7,9 @@ A sign of one bit has no zero, so an element that is 0 on every rank (the row of
 one way for ever. Here a zero votes up on one half of the ranks and down on the other, and the halves swap every step:
 such votes cancel at once where ranks are even in number, and over two steps where they are not.
 
+With `momentum` each rank takes the sign of its running mean of gradients instead (Signum, section 3 of the paper), for
+which it keeps one fp32 copy of them.
+
 Packing: 8 bytes of 0 or 1 are one 64-bit word x; bits 56 to 63 of x · 0x0102040810204080 are those eight, as partial
 products never meet. Counting: a table turns a byte back into a word of 8 counters, and words are added, up to 255 ranks
 a round. No error feedback, as in the paper.
@@ -19,7 +22,7 @@ from typing import Any
 
 import torch
 
-from simkit.kernels.compressors._core import Bucket, State, flat_sizes
+from simkit.kernels.compressors._core import Bucket, Settings, State, flat_sizes
 
 WORD = 32
 GATHER_BITS = 0x0102040810204080
@@ -48,7 +51,21 @@ def _table(device: torch.device) -> torch.Tensor:
 
 
 class Method(State):
-    """Sends 4 ceil(n / 32) bytes of each tensor of n elements."""
+    """Sends 4 ceil(n / 32) bytes of each tensor of n elements; keeps nothing, or with momentum its running mean."""
+
+    def __init__(self, process_group: Any, settings: Settings) -> None:
+        super().__init__(process_group, settings)
+        self.means: dict[torch.Tensor, torch.Tensor] = {}
+
+    def _voted(self, param: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+        """What the sign is taken of."""
+        beta = self.settings.momentum
+        if not beta:
+            return view
+        mean = self.means.get(param)
+        if mean is None:
+            mean = self.means[param] = torch.zeros_like(view, dtype=torch.float32)
+        return mean.mul_(beta).add_(view, alpha=1.0 - beta)
 
     def exchange(self, bucket: Bucket) -> Any:
         """Pack, gather, count."""
@@ -56,8 +73,9 @@ class Method(State):
         with self.timed():
             bits = torch.zeros(begins[-1], dtype=torch.uint8, device=bucket.buffer.device)
             zero_is_up = (self.group.rank + self.step) % 2 == 0
-            for view, at in zip(bucket.views, begins, strict=False):
-                vote = view.ge(0) if zero_is_up else view.gt(0)
+            for param, view, at in zip(bucket.params, bucket.views, begins, strict=False):
+                value = self._voted(param, view)
+                vote = value.ge(0) if zero_is_up else value.gt(0)
                 bits[at : at + view.numel()] = vote
             packed = pack(bits)
         future, votes = self.gather(packed)
