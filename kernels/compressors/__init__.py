@@ -12,6 +12,16 @@ the order of the buckets alone, so that all ranks issue the same ones in the sam
 
 from simkit.kernels.compressors._core import Settings, State, make_hook, methods
 from simkit.kernels.compressors._group import LocalGroup
-from simkit.kernels.compressors._optimizer import CompressedOptimizer, FlatBucket, fuse
+from simkit.kernels.compressors._optimizer import CompressedOptimizer, FlatBucket, exchange, fuse
 
-__all__ = ["CompressedOptimizer", "FlatBucket", "LocalGroup", "Settings", "State", "fuse", "make_hook", "methods"]
+__all__ = [
+    "CompressedOptimizer",
+    "FlatBucket",
+    "LocalGroup",
+    "Settings",
+    "State",
+    "exchange",
+    "fuse",
+    "make_hook",
+    "methods",
+]

@@ -95,6 +95,9 @@ class State:
     step         steps begun
     """
 
+    waits = False
+    """Whether taking in the last bucket waits for messages of other ranks."""
+
     def __init__(self, process_group: Any, settings: Settings) -> None:
         self.settings = settings
         self.group = process_group if isinstance(process_group, LocalGroup) else Group(process_group)

@@ -1,4 +1,4 @@
-"""Collectives that return futures: over a process group, over threads of this process, or over one rank."""
+"""Collectives that return futures: over a process group, over ranks inside this process, or over one rank."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Group:
 
 
 class LocalGroup:
-    """One of `size` ranks that are threads of this process: experiments without processes or sockets.
+    """One of `size` ranks inside this process: experiments without other processes or sockets.
 
         states = [make_hook("acp-sgd", group)[0] for group in LocalGroup.ranks(4)]
 
-    Each rank must run in a thread of its own, since methods wait for one another's messages. Collectives of a rank
-    meet those of the others in the order in which they are issued; sums are taken in the order of ranks.
+    `simkit.kernels.compressors.exchange` lets all of them take in their buckets. Collectives of a rank meet those of
+    the others in the order in which they are issued; sums are taken in the order of ranks.
     """
 
     def __init__(self, rank: int, size: int, shared: _Meeting) -> None:

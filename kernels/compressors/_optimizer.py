@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
-from simkit.kernels.compressors._core import make_state
+from simkit.kernels.compressors._core import State, make_state
 
 MIB = 1024 * 1024
 
@@ -129,3 +130,25 @@ class CompressedOptimizer:
         """Those of the wrapped optimizer, for learning-rate schedules."""
         groups: list[dict[str, Any]] = self.optimizer.param_groups
         return groups
+
+
+def exchange(states: Sequence[State], buckets: Sequence[Sequence[FlatBucket]]) -> None:
+    """All ranks of a `LocalGroup` exchange one step: states[r] takes in buckets[r].
+
+    Bucket by bucket, rank by rank, in this thread; the last bucket in a thread for each rank where a method waits for
+    the messages of others.
+    """
+    columns = list(zip(*(b[:-1] for b in buckets), strict=True))
+    futures = [state(b) for column in columns for state, b in _pairs(states, column)]
+    ends = [b[-1] for b in buckets]
+    if not states[0].waits:
+        futures += [state(b) for state, b in _pairs(states, ends)]
+    else:
+        with ThreadPoolExecutor(len(states)) as pool:
+            futures += list(pool.map(lambda pair: pair[0](pair[1]), _pairs(states, ends)))
+    for future in futures:
+        future.wait()
+
+
+def _pairs(states: Sequence[State], buckets: Sequence[FlatBucket]) -> list[tuple[State, FlatBucket]]:
+    return list(zip(states, buckets, strict=True))

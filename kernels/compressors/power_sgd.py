@@ -43,6 +43,8 @@ class Chain:
 class Method(LowRank):
     """Sends 4 r (rows + cols) bytes of a matrix; keeps an error of the size of the gradient."""
 
+    waits = True
+
     def __init__(self, process_group: Any, settings: Settings) -> None:
         super().__init__(process_group, settings)
         self._open: list[Chain] = []

@@ -26,7 +26,7 @@ from simkit.kernels.compressors import sign_sgd as sign_kernel  # noqa: E402
 from simkit.kernels.compressors import topk_sgd as topk_kernel  # noqa: E402
 from simkit.spec.plan import Plan  # noqa: E402
 
-LONG = 1000 if os.environ.get("SIMKIT_SLOW") == "1" else 60
+LONG = 1000 if os.environ.get("SIMKIT_SLOW") == "1" else 40
 Tensors = list[Any]
 
 
@@ -37,7 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     context = torch.multiprocessing.start_processes(
         ddp_ranks.main, args=(str(folder), LONG), nprocs=RANKS, join=False, start_method="spawn"
     )
-    end = time.monotonic() + 120 + 0.3 * LONG
+    end = time.monotonic() + 400 + 0.5 * LONG  # of minutes on a busy machine; a hang has no end
     try:
         while not context.join(timeout=1):  # which answers at each rank that ends
             assert time.monotonic() < end, "ranks hang"

@@ -1,10 +1,9 @@
-"""Gradient compressors over ranks that are threads: convergence, buckets that change, running means of signs."""
+"""Gradient compressors over ranks inside one process: convergence, buckets that change, running means of signs."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from simkit.kernels.compressors import FlatBucket, LocalGroup, fuse, make_hook  # noqa: E402
+from simkit.kernels.compressors import FlatBucket, LocalGroup, exchange, fuse, make_hook  # noqa: E402
 
 RANKS = 3
 SHAPES = ((12, 10), (12,), (12, 10), (9, 4, 3), (6,))
@@ -28,20 +27,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-POOL = ThreadPoolExecutor(RANKS)
-
-
-def exchange(states: list[Any], buckets: list[list[FlatBucket]]) -> None:
-    """All ranks send their buckets, each in a thread."""
-
-    def one(rank: int) -> None:
-        for future in [states[rank](bucket) for bucket in buckets[rank]]:
-            future.wait()
-
-    list(POOL.map(one, range(len(states))))
-
-
-def test_collectives_of_threads() -> None:
+def test_collectives_inside_one_process() -> None:
     groups = LocalGroup.ranks(3)
     tensors = [torch.tensor([float(r), 1.0]) for r in range(3)]
     sums = [g.all_reduce(t) for g, t in zip(groups, tensors, strict=True)]
