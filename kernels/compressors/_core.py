@@ -190,7 +190,9 @@ def make_hook(
     of `Settings`, and must be the same on every rank. Gradients of 16 bits are compressed, and travel, in fp32.
     Raises InputError for an unknown method or a setting out of its range.
     """
-    state = make_state(method, process_group, rank=rank, density=density, warmup_steps=warmup_steps, seed=seed, **more)
+    state = make_state(
+        method, process_group, rank=rank, density=density, warmup_steps=warmup_steps, seed=seed, **more
+    )
     return state, _hook
 
 

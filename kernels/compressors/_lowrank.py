@@ -141,7 +141,9 @@ class LowRank(State):
         flat = torch.cat(parts) if parts else bucket.buffer.new_empty(0, dtype=torch.float32)
         return flat.div_(self.group.size)
 
-    def unpack(self, flat: torch.Tensor, factors: Sequence[torch.Tensor], bucket: Bucket, rest: Sequence[int]) -> None:
+    def unpack(
+        self, flat: torch.Tensor, factors: Sequence[torch.Tensor], bucket: Bucket, rest: Sequence[int]
+    ) -> None:
         """The mean factors into `factors`, the mean of the others into the bucket."""
         at = 0
         for out in (*factors, *(bucket.views[s] for s in rest)):

@@ -65,7 +65,9 @@ class AdaptedInput:
     kept: bool = False
 
 
-def saved_bytes(method: str, inputs: Sequence[AdaptedInput], *, tokens: int, rank: int, element_bytes: int = 4) -> int:
+def saved_bytes(
+    method: str, inputs: Sequence[AdaptedInput], *, tokens: int, rank: int, element_bytes: int = 4
+) -> int:
     """Bytes that adapters make autograd keep, without dropout and in one dtype.
 
         lora      tokens · element_bytes · (features of each input not kept anyway, shared ones once + rank · linears)
