@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from simkit import calibrate_devices, calibrate_links, calibrate_runs, calibrate_training
+from simkit import calibrate_devices, calibrate_links, calibrate_own, calibrate_runs, calibrate_training
 from simkit.calibrate_links import fit_toml
 from simkit.calibrate_runs import Fits, merged
 from simkit.errors import InputError
 from simkit.intervals import REGIMES
 from simkit.spec import load, priors, profiles, stack
-from simkit.spec.hardware import Fit
+from simkit.spec.hardware import Device, Fit, Link
 
 OPERATOR_TABLES = ("kernel_*.csv", "gemm_*.csv", "collective_*.csv")
 TRAINING_TABLES = ("pretrain_*.csv",)
@@ -100,6 +100,45 @@ def calibrate(folder: Path, *, say: Say = lambda line: None) -> Outcome:
         say(f"runs on several devices: {calibrate_runs.summary(found, fits, single=False)}")
         intervals = _intervals(found, fits)
     return Outcome(fits=fits, priors=pooled, intervals=intervals)
+
+
+def own(folder: Path, root: Path) -> Outcome:
+    """Fits the devices and links of a folder of one's own (``--profiles``) on the tables of `folder`, nothing else:
+    no priors, no stacks, no intervals. Raises InputError where `root` is no folder of profiles."""
+    if not root.is_dir():
+        raise InputError("is no folder", key="--profiles", value=str(root), hint="one with devices/ or links/ in it")
+    tables = read_tables(folder, OPERATOR_TABLES)
+    where = (str(root),)
+    devices = {p.stem: load.device(str(p), calibration=False) for p in sorted((root / "devices").glob("*.toml"))}
+
+    def device(name: str) -> Device:
+        """A device that has no profile takes that of any CPU: nothing of it but its slot enters the law of a link."""
+        known = name if name in load.device_names(where) else "x86-cpu"
+        return load.device(known, profiles=where, calibration=False)
+
+    def link(name: str) -> Link:
+        return load.link(name, profiles=where, calibration=False)
+
+    mine = {p.stem for p in (root / "links").glob("*.toml")}
+    links = calibrate_links.fit_links(tables, link=link, device=device)
+    fits: Fits = {
+        "devices": {name: calibrate_own.fit_own(tables, one) for name, one in devices.items()},
+        "links": {
+            name: {**found, **calibrate_own.fit_busy(tables, name)} for name, found in links.items() if name in mine
+        },
+        "stacks": {},
+    }
+    return Outcome(fits=fits, priors={}, intervals={})
+
+
+def write_own(outcome: Outcome, root: Path) -> list[Path]:
+    """Replaces what stands below the marker line of the profiles of `root` that have a fit."""
+    written = []
+    for kind in ("devices", "links"):
+        for path in sorted((root / kind).glob("*.toml")):
+            fits = outcome.fits.get(kind, {}).get(path.stem, {})
+            written += _replace_below_marker(path, fits) if fits else []
+    return written
 
 
 def _data_parallel(

@@ -25,7 +25,7 @@ from simkit.calibrate_samples import Row, Sample, samples
 from simkit.collectives import ring
 from simkit.collectives._law import LAUNCH_S, law
 from simkit.errors import InputError
-from simkit.network import collective
+from simkit.network import CollectiveCost, collective
 from simkit.spec.hardware import Cluster, Device, Fit, Group, Link
 
 Floats = NDArray[np.float64]
@@ -217,33 +217,57 @@ def _fit_inter(
         if len(group) < _FULL_LAW_ROWS:
             continue
         base = replace(link(link_name), calibration={})
-        layouts = _groups(group, lambda s: (f"{s.link} {s.device}", f"{s.ranks} {s.per_node} {s.nics}"))
+        layouts = _groups(
+            group, lambda s: (f"{s.link} {s.device}", f"{s.ranks} {s.per_node} {s.nics} {s.algorithm}")
+        )
         parts = [_InterPart.of(part, base, intra, link, device) for part in layouts.values()]
         ordered = [s for part in layouts.values() for s in part]
         measured = np.array([s.seconds for s in ordered])
 
-        def model(p: Floats, parts: Sequence[_InterPart] = parts, op: str = op) -> Floats:
-            return np.concatenate([part.seconds(op, p) for part in parts])
-
-        p = _inter_constants(model, base, measured, thorough)
-        values = {"alpha_s": float(p[0]), "c": float(p[1]), "Bps": float(p[2])}
-        note = f"{values['Bps'] / base.Bps:.0%} of the line rate of a NIC; law inside the node held fixed"
-        fits.setdefault(base.name, {})[op] = _as_fit(op, values, ordered, model(p), note)
+        values, predicted = _inter_law(op, parts, base, measured, thorough)
+        highest = max(v for k, v in values.items() if k.startswith("Bps"))
+        note = f"{highest / base.Bps:.0%} of the line rate of a NIC; law inside the node held fixed"
+        fits.setdefault(base.name, {})[op] = _as_fit(op, values, ordered, predicted, note)
     return fits
 
 
+def _inter_law(
+    op: str, parts: Sequence[_InterPart], base: Link, measured: Floats, thorough: bool
+) -> tuple[dict[str, float], Floats]:
+    """Constants between nodes and their predictions. Where the rows name their algorithm, the rate may also depend on
+    the number of nodes, if that lowers the information criterion: what is left then is how a library pipelines it."""
+    counts = sorted({part.nodes for part in parts})
+    forms = [[0]] + ([counts] if len(counts) > 1 and all(part.algorithm for part in parts) else [])
+    best: tuple[float, dict[str, float], Floats] | None = None
+    for form in forms:
+
+        def values(p: Floats, form: Sequence[int] = form) -> dict[str, float]:
+            rates = {f"Bps@{n}" if n else "Bps": float(v) for n, v in zip(form, p[2:], strict=True)}
+            return {"alpha_s": float(p[0]), "c": float(p[1]), **rates}
+
+        def model(p: Floats, values: Callable[[Floats], dict[str, float]] = values) -> Floats:
+            return np.concatenate([part.seconds(op, values(p)) for part in parts])
+
+        p, cost = _inter_constants(model, base, measured, len(form), thorough)
+        score = 2 * cost / _SOFT**2 + len(p) * math.log(len(measured))
+        if best is None or score < best[0]:
+            best = (score, values(p), model(p))
+    assert best is not None
+    return best[1], best[2]
+
+
 def _inter_constants(
-    model: Callable[[Floats], Floats], base: Link, measured: Floats, thorough: bool
-) -> Floats:
-    """(alpha, c, rate) of a NIC. Where the links inside the nodes are the slower ones at the first rate tried, nothing
-    there tells in which direction it lies: then, if `thorough`, lower ones are tried too."""
-    most = [1.0, 1.0, base.Bps]
-    p, cost = _solve(model, [base.latency_s, 1e-9, base.Bps * 0.8], measured, most=most)
+    model: Callable[[Floats], Floats], base: Link, measured: Floats, rates: int, thorough: bool
+) -> tuple[Floats, float]:
+    """(alpha, c and the rates of a NIC; cost). Where the links inside the nodes are the slower ones at the first rate
+    tried, nothing there tells in which direction it lies: then, if `thorough`, lower ones are tried too."""
+    most = [1.0, 1.0, *[base.Bps] * rates]
+    p, cost = _solve(model, [base.latency_s, 1e-9, *[base.Bps * 0.8] * rates], measured, most=most)
     if thorough and abs(p[2] / (base.Bps * 0.8) - 1.0) < 1e-6:
         for share in (0.4, 0.2, 0.1, 0.05):
-            other, lower = _solve(model, [base.latency_s, 1e-9, base.Bps * share], measured, most=most)
+            other, lower = _solve(model, [base.latency_s, 1e-9, *[base.Bps * share] * rates], measured, most=most)
             p, cost = (other, lower) if lower < cost else (p, cost)
-    return p
+    return p, cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +277,7 @@ class _InterPart:
     cluster: Cluster
     ranks: int
     nbytes: Floats
+    algorithm: str | None = None
 
     @classmethod
     def of(
@@ -264,18 +289,26 @@ class _InterPart:
         device: Callable[[str], Device],
     ) -> _InterPart:
         s = group[0]
-        inner = link(s.link)
-        inner = replace(inner, calibration=intra.get(inner.name, inner.calibration))
+        inner = link(s.link) if s.link else None
+        inner = None if inner is None else replace(inner, calibration=intra.get(inner.name, inner.calibration))
         nodes = -(-s.ranks // s.per_node)
         kinds = (Group(nodes=nodes, gpus_per_node=s.per_node, device=device(s.device)),)
         cluster = Cluster(groups=kinds, intra=inner, inter=base, nics_per_node=s.nics, p2p=not s.staged)
-        return cls(cluster=cluster, ranks=s.ranks, nbytes=np.array([x.nbytes for x in group]))
+        sizes = np.array([x.nbytes for x in group])
+        return cls(cluster=cluster, ranks=s.ranks, nbytes=sizes, algorithm=s.algorithm or None)
 
-    def seconds(self, op: str, p: Floats) -> Floats:
+    @property
+    def nodes(self) -> int:
+        return self.cluster.nodes
+
+    def seconds(self, op: str, values: Mapping[str, float]) -> Floats:
         assert self.cluster.inter is not None
-        trial = Fit(name=op, values={"alpha_s": float(p[0]), "c": float(p[1]), "Bps": float(p[2])})
+        trial = Fit(name=op, values=values)
         cluster = replace(self.cluster, inter=replace(self.cluster.inter, calibration={op: trial}))
-        return np.asarray(collective(op, nbytes=self.nbytes, cluster=cluster, ranks=self.ranks).seconds)
+        return np.asarray(self._cost(op, cluster).seconds)
+
+    def _cost(self, op: str, cluster: Cluster) -> CollectiveCost:
+        return collective(op, nbytes=self.nbytes, cluster=cluster, ranks=self.ranks, algorithm=self.algorithm)
 
 
 def fit_links(

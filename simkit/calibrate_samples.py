@@ -14,7 +14,7 @@ Row = Mapping[str, str]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """One measured call. eager: the time includes the launch by the host; staged: through host memory,
-    without P2P."""
+    without P2P; algorithm: the one that ran, empty where the library chose."""
 
     link: str
     inter: str
@@ -30,6 +30,7 @@ class Sample:
     seconds: float
     lab: str
     table: str
+    algorithm: str = ""
 
 
 def seconds_of(row: Row) -> float | None:
@@ -67,6 +68,7 @@ def samples(tables: Mapping[str, Sequence[Row]]) -> list[Sample]:
                     seconds=seconds,
                     lab=row.get("source", "").partition("@")[0].partition(" ")[0].rstrip(":"),
                     table=table,
+                    algorithm=row.get("algorithm", ""),
                     staged=said_p2p(row) is False,
                     eager=said_eager(row),
                 )

@@ -17,7 +17,7 @@ import math
 from typing import Any
 
 from simkit.errors import InputError, unknown
-from simkit.spec.model import ConvSpec, Model, Tensor, TracedSpec, TransformerSpec
+from simkit.spec.model import ConvSpec, Model, ProfiledSpec, Tensor, TracedSpec, TransformerSpec
 from simkit.units import GB
 
 DTYPE_BYTES = {
@@ -179,6 +179,9 @@ def flops_per_sample(model: Model) -> float:
         )
     if isinstance(spec, TracedSpec):
         return sum(2.0 * op.batch * op.m * op.n * op.k for op in spec.ops) / spec.batch
+    if isinstance(spec, ProfiledSpec):
+        # Seconds are known, products are not.
+        return 0.0
     patches = (spec.image_size // spec.patch) ** 2
     tokens = patches + 1
     total = attention_flops_per_token(spec, tokens) * tokens

@@ -18,7 +18,7 @@ from simkit.price import UNSCALED, Compute, Pricing, Scales, compute, optimizer_
 from simkit.program import Program
 from simkit.report import Memory
 from simkit.roofline import Array, Law
-from simkit.spec.hardware import Device
+from simkit.spec.hardware import Cluster, Device
 from simkit.spec.model import Model
 from simkit.spec.plan import DTYPE_BYTES, Plan
 from simkit.spec.priors import prior
@@ -176,8 +176,8 @@ def constants(resolved: Resolved, device: Device, priced: Pricing, scales: Scale
         optimizer_s=optimizer_seconds(model.params, len(model.tensors), plan, stack, scaled(priced.law, scales)),
         host_s=priced.host_s * scales.host_s,
         message_s=(message["seconds"] if message is not None else 0.0) * scales.host_s,
-        host_kernel_s=_host_kernel_s(stack, calibrated) * scales.host_s,
-        interference=prior("interference", "seconds_per_second", 0.0) if calibrated else 0.0,
+        host_kernel_s=_host_kernel_s(stack, calibrated, device) * scales.host_s,
+        interference=_interference(device, resolved.cluster, calibrated),
     )
 
 
@@ -198,9 +198,9 @@ def traits(resolved: Resolved, priced: Pricing, calibrated: bool, scales: Scales
         overlap=plan.overlap != "none",
         gather_dtype_bytes=max(DTYPE_BYTES[plan.precision], 2.0),
         reduce_dtype_bytes=DTYPE_BYTES[plan.reduce_dtype],
-        host_kernel_s=_host_kernel_s(stack, calibrated),
+        host_kernel_s=_host_kernel_s(stack, calibrated, resolved.device),
         step_s=eager.get("step_s", 0.0) if eager is not None else 0.0,
-        interference=prior("interference", "seconds_per_second", 0.0) if calibrated else 0.0,
+        interference=_interference(resolved.device, resolved.cluster, calibrated),
         memory_Bps=priced.law.memory_Bps * priced.law.sustained * scales.memory_Bps,
     )
 
@@ -257,7 +257,23 @@ def _sharded(
     )
 
 
-def _host_kernel_s(stack: Stack, calibrated: bool) -> float:
+def _interference(device: Device, cluster: Cluster, calibrated: bool) -> float:
+    """Seconds of compute that a second of hidden communication costs: of the device, or measured with the link, else
+    pooled over GPUs, whose NCCL kernels run beside back-propagation. A CPU on a link nobody measured pays nothing."""
+    link = cluster.inter if cluster.nodes > 1 else cluster.intra
+    measured = (device.calibration, link.calibration if link is not None else {})
+    for fits in measured if calibrated else ():
+        if "interference" in fits:
+            # Processor seconds of a benchmark that had the processor to itself.
+            slowed = device.calibration["sustained"]["factor"] if "sustained" in device.calibration else 1.0
+            return fits["interference"]["seconds_per_second"] / slowed
+    return prior("interference", "seconds_per_second", 0.0) if calibrated and device.kind != "cpu" else 0.0
+
+
+def _host_kernel_s(stack: Stack, calibrated: bool, device: Device) -> float:
+    """A CPU is its own host: what a launch costs it is in the time of its operators."""
+    if device.kind == "cpu":
+        return 0.0
     eager = stack.calibration.get("eager") if calibrated else None
     return eager.get("host_kernel_s", HOST_KERNEL_S) if eager is not None else HOST_KERNEL_S
 

@@ -150,10 +150,11 @@ def _tensors(program: Program, model: Model, method: Method, variant: int, law: 
     module = plugins.get("simkit.compressors", method.method)
     shapes, plan = ordered_shapes(program, model), method.plan()
     sizes, threshold = module.fusing(shapes, plan=plan, variant=variant)
+    factor = dict(law.compress).get(method.method, 1.0)
 
     def device(stage: str, phase: int | None = None) -> Array:
         work = module.work(shapes, plan=plan, stage=stage, variant=variant, ranks=method.ranks, phase=phase)
-        summed: Array = work.per_tensor(roofline.seconds(work.columns, law)[0])
+        summed: Array = work.per_tensor(roofline.seconds(work.columns, law)[0]) * factor
         return summed
 
     phases = range(module.PHASES)

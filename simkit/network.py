@@ -381,7 +381,8 @@ def said_eager(row: Mapping[str, str]) -> bool:
 def predict_row(row: Mapping[str, str], cluster: Cluster) -> tuple[float, str]:
     """(value, metric) of a row of a collective table; metric time_s (s) or busbw (byte/s, nccl-tests factor).
 
-    Reads op, bytes, ranks, metric, and engine and notes where there are any. Raises InputError for another metric.
+    Reads op, bytes, ranks, metric, and algorithm, engine and notes where there are any. Raises InputError for another
+    metric.
     """
     p2p, size, ranks = said_p2p(row), float(row["bytes"]), int(row["ranks"])
     if row["metric"] not in ("time_s", "busbw"):
@@ -393,6 +394,7 @@ def predict_row(row: Mapping[str, str], cluster: Cluster) -> tuple[float, str]:
         cluster=replace(cluster, p2p=cluster.p2p if p2p is None else p2p),
         ranks=ranks,
         engine="" if engine == "nccl" else engine,
+        algorithm=row.get("algorithm") or None,
         eager=said_eager(row),
     )
     seconds = float(cost.seconds)

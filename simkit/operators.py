@@ -12,23 +12,32 @@ from functools import lru_cache
 
 import numpy as np
 
-from simkit import network, roofline
-from simkit.errors import InputError, RefusedError
+from simkit import network, plugins, roofline
+from simkit.errors import InputError, RefusedError, unknown
 from simkit.price import pricing
 from simkit.roofline import Columns, Law
 from simkit.spec import load
 from simkit.spec.cluster import cluster as parse_cluster
 from simkit.spec.hardware import Cluster, Device
-from simkit.spec.plan import DTYPE_BYTES
+from simkit.spec.plan import DTYPE_BYTES, Plan
 from simkit.spec.priors import prior
 from simkit.spec.stack import DEFAULT, stack
 
 COLLECTIVES = frozenset(
     {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "send_recv"}
 )
-KERNELS = frozenset({"gemm", "memory", "attention_prefill", "attention_decode"})
-INTERVAL = {"collective": (0.7, 1.45), "gemm": (0.8, 1.3), "memory": (0.75, 1.3), "attention": (0.8, 1.25)}
+KERNELS = frozenset({"gemm", "conv", "memory", "attention_prefill", "attention_decode"})
+INTERVAL = {
+    "collective": (0.7, 1.45),
+    "gemm": (0.8, 1.3),
+    "conv": (0.7, 1.45),
+    "memory": (0.75, 1.3),
+    "attention": (0.8, 1.25),
+    "compress": (0.5, 2.0),
+}
 """Factors of a 90 % interval per kind of operator, from the residuals that `simkit calibrate` prints."""
+COMPRESS = "compress_"
+"""What the operator of a row is called that compresses and decompresses gradients: ``compress_topk-sgd``."""
 WEIGHT_BYTES = {"int8wo": 1.0, "int4wo": 0.5}
 """Bytes of a weight where only the weights are quantised and arithmetic is 16-bit."""
 QUANTISED_BYTES = 5.0
@@ -41,6 +50,8 @@ FLASH_ENGINE = "vllm"
 """The engine whose prefill kernel is the FlashAttention of training."""
 KERNEL_ALONE = "kernel"
 """The engine of rows that time the attention kernel without what an engine does around it."""
+EAGER_ENGINE = "eager"
+"""The engine of a ``memory`` row that is a point-wise operator of an eager framework rather than a plain stream."""
 DECODE_FRACTION, PASSES, LAUNCH_S = 0.85, 1.3, 1e-5
 """Fraction of the memory bandwidth that decoding reaches; how often an engine moves q, k, v and the result beside its
 fused kernel (rotary embedding, cache, layout); its launches: where neither device nor priors say."""
@@ -74,23 +85,34 @@ def work(row: Mapping[str, str]) -> Work:
     arithmetic = "bf16" if dtype in WEIGHT_BYTES else dtype
     if arithmetic not in DTYPE_BYTES or dtype in ("int4", "nf4"):
         raise RefusedError(f"dtype = {dtype} is not modelled yet")
-    if op == "gemm":
-        return _product(row, dtype, arithmetic)
+    if op in ("gemm", "conv"):
+        return _product(row, dtype, arithmetic, conv=op == "conv")
     if op == "memory":
-        nbytes = _number(row, "bytes")
-        return Work(kind=roofline.MEMORY, batch=0.0, m=0.0, n=0.0, k=0.0, nbytes=nbytes, arithmetic=arithmetic)
+        nbytes, engine = _number(row, "bytes"), row.get("engine", "")
+        none = 0.0
+        return Work(
+            kind=roofline.MEMORY,
+            batch=none,
+            m=none,
+            n=none,
+            k=none,
+            nbytes=nbytes,
+            arithmetic=arithmetic,
+            engine=engine,
+        )
     return _attention(row, op, arithmetic)
 
 
-def _product(row: Mapping[str, str], dtype: str, arithmetic: str) -> Work:
+def _product(row: Mapping[str, str], dtype: str, arithmetic: str, *, conv: bool = False) -> Work:
+    """A product, or a convolution as the product of its shape, whose input is not unfolded: its bytes are left out."""
     batch, m, n, k = (_number(row, c, 1.0 if c == "batch" else 0.0) for c in ("batch", "m", "n", "k"))
     element = DTYPE_BYTES[arithmetic]
-    nbytes = batch * ((m * k + m * n) * element + k * n * WEIGHT_BYTES.get(dtype, element))
+    nbytes = batch * ((m * k * (not conv) + m * n) * element + k * n * WEIGHT_BYTES.get(dtype, element))
     engine, notes = row.get("engine", ""), row.get("notes", "")
     extra = next((b for words, b in ACCUMULATED_BYTES.items() if words in notes), 0.0)
     quantises = dtype == "fp8" and engine != ""
     return Work(
-        kind=roofline.GEMM,
+        kind=roofline.CONV if conv else roofline.GEMM,
         batch=batch,
         m=m,
         n=n,
@@ -126,6 +148,30 @@ def _attention(row: Mapping[str, str], op: str, arithmetic: str) -> Work:
     )
 
 
+def compression_s(row: Mapping[str, str], law: Law) -> float:
+    """Seconds in which one rank compresses `batch` gradients of m x n and decompresses what it would receive from
+    `ranks` (default 1), the mean over the steps of the method; `rank` and `density` as in a scenario.
+
+    Raises InputError for a method nobody wrote.
+    """
+    method = row.get("op", "")[len(COMPRESS) :]
+    if method not in plugins.names("simkit.compressors"):
+        raise unknown("method", method, plugins.names("simkit.compressors"), key="op")
+    module, ranks = plugins.get("simkit.compressors", method), _whole(row, "ranks", 1)
+    plan = Plan(
+        method=method, rank=_whole(row, "rank", 4), density=_number(row, "density", 0.01), fusion="all", dp=ranks
+    )
+    shapes = ((_whole(row, "m"), _whole(row, "n")),) * _whole(row, "batch", 1)
+    stages = [("encode", None), *(("between", p) for p in range(1, module.PHASES)), ("decode", None)]
+    total = 0.0
+    factor = dict(law.compress).get(method, 1.0)
+    for variant in range(module.variants(plan)):
+        for stage, phase in stages:
+            done = module.work(shapes, plan=plan, stage=stage, variant=variant, ranks=ranks, phase=phase)
+            total += float(roofline.seconds(done.columns, law)[0].sum())
+    return total / int(module.variants(plan)) * factor
+
+
 def resident(nbytes: float, device: Device) -> float:
     """Bytes of device memory that would take as long: what a benchmark repeats on the same buffers stays in a
     second-level cache that holds all of it."""
@@ -140,6 +186,9 @@ def predict_operator(
     if op in COLLECTIVES:
         value, _ = network.predict_row(row, _cluster(row, profiles, calibration))
         kind = "collective"
+    elif op.startswith(COMPRESS):
+        device = load.device(row.get("device", ""), profiles=profiles, calibration=calibration)
+        value, kind = compression_s(row, predict_law(device, "fp32", calibration)), "compress"
     else:
         device = load.device(row.get("device", ""), profiles=profiles, calibration=calibration)
         value = _compute(work(row), device, calibration)
@@ -190,12 +239,23 @@ def _number(row: Mapping[str, str], key: str, default: float = 0.0) -> float:
 
 def _compute(done: Work, device: Device, calibration: bool) -> float:
     """Seconds of a kernel and of what surrounds it."""
-    # Benchmarks are short: the clock under load (`sustained`) is that of training.
-    priced = pricing(device, done.arithmetic, stack(DEFAULT), calibration=calibration, eight_bit_attention=True)
-    law = replace(priced.law, sustained=1.0)
+    law = predict_law(device, done.arithmetic, calibration)
     if done.kind == roofline.ATTENTION:
         return _fused(done, device, law, calibration)
+    return seconds_of(done, device, law)
+
+
+def predict_law(device: Device, arithmetic: str, calibration: bool = True) -> Law:
+    """The law of operator benchmarks, which are short: the clock under load (`sustained`) is that of training."""
+    priced = pricing(device, arithmetic, stack(DEFAULT), calibration=calibration, eight_bit_attention=True)
+    return replace(priced.law, sustained=1.0)
+
+
+def seconds_of(done: Work, device: Device, law: Law) -> float:
+    """Seconds of a product, a convolution or a stream, and of what surrounds it."""
     around_s = done.side_bytes / law.memory_Bps + (done.kernels - 1.0) * law.kernel_s
+    if done.engine == EAGER_ENGINE:
+        return around_s + _kernel(done, done.nbytes, 1.0, law)
     counted = law.elementwise if done.kind == roofline.MEMORY else 1.0
     return around_s + _kernel(done, resident(done.nbytes, device) / counted, 1.0, law)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from simkit import roofline
 from simkit.program import Ops, Program, basis
 from simkit.roofline import Array, Columns, Law
-from simkit.spec.hardware import Device
+from simkit.spec.hardware import Device, Fit
 from simkit.spec.plan import DTYPE_BYTES, Plan
 from simkit.spec.priors import (
     DEFAULT_FRACTION,
@@ -108,6 +108,7 @@ def pricing(
     arithmetic = "fp32" if dtype == "fp32" or dtype not in device.peak_flops else "tensor"
     library = stack.calibration.get("conv") if calibration else None
     conv = library.get(arithmetic, 1.0) if library is not None else 1.0
+    conv = _first(fits.get("conv"), arithmetic, conv)
     evidence["sustained"] = sustained.evidence if sustained is not None else "assumed"
     evidence["stack"] = eager.evidence if eager is not None else "assumed"
     law = Law(
@@ -122,13 +123,23 @@ def pricing(
         attention_ceiling=attention_ceiling / (eager.get("attention", 1.0) if eager is not None else 1.0),
         attention_depth=attention_depth,
         conv=conv,
-        elementwise=eager.get("elementwise", 1.0) if eager is not None else 1.0,
+        elementwise=_first(fits.get("eager"), "elementwise", _first(eager, "elementwise", 1.0)),
         kernel_s=kernel_s,
         sustained=sustained["factor"] if sustained is not None else 1.0,
         element_bytes=DTYPE_BYTES[dtype],
+        compress=tuple((n[len(COMPRESS) :], fit["factor"]) for n, fit in fits.items() if n.startswith(COMPRESS)),
     )
     host_s = eager.get("host_s", 0.0) if eager is not None else 0.0
     return Pricing(law=law, evidence=MappingProxyType(evidence), host_s=host_s, warnings=(warning,) if warning else ())
+
+
+COMPRESS = "compress."
+"""How the fit of a compressor's measured work is called in a device's profile: ``compress.topk-sgd``."""
+
+
+def _first(own: Fit | None, key: str, otherwise: float) -> float:
+    """A constant measured on the device itself stands before what a stack does on the devices of the tables."""
+    return otherwise if own is None else own.get(key, otherwise)
 
 
 _SIBLING = {"fp16": "gemm.bf16", "bf16": "gemm.fp16", "tf32": "gemm.bf16", "int8": "gemm.fp8"}

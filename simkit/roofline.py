@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-KINDS = ("memory", "gemm", "conv", "attention", "qr", "attention_grad")
+KINDS = ("memory", "gemm", "conv", "attention", "qr", "attention_grad", "timed")
 """What a row does: streams memory; a matrix product out[m,n] = in[m,k] w[k,n], `batch` copies; a convolution as an
 implicit GEMM (m = batch·h·w, n = channels out, k = channels in per group · kernel²); fused attention (m queries, n
-keys, batch · heads copies) and its gradient; a thin QR."""
-MEMORY, GEMM, CONV, ATTENTION, QR, ATTENTION_GRAD = range(len(KINDS))
+keys, batch · heads copies) and its gradient; a thin QR; what was measured and takes k seconds on any device."""
+MEMORY, GEMM, CONV, ATTENTION, QR, ATTENTION_GRAD, TIMED = range(len(KINDS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +70,12 @@ WIDE_FLOP_PER_CLOCK = 4096.0
 PLAIN_TILES = ((128, 128), (128, 64), (64, 128), (64, 64), (32, 64), (16, 64))
 """The same for plain fp32 arithmetic, at `PLAIN_FLOP_PER_CLOCK` or less: no tensor cores."""
 PLAIN_FLOP_PER_CLOCK = 256.0
+CORE_TILES = ((128, 128), (64, 64), (16, 64), (4, 64), (1, 64))
+"""The same for a core of a CPU, at `CORE_FLOP_PER_CLOCK` or less: a row of `in` alone is no loss, vectors run along
+`out`'s columns."""
+CORE_FLOP_PER_CLOCK = 64.0
+CORE_OPERAND = 4.0
+"""`OPERAND` of a core of a CPU, which loads two vectors a clock from its first cache, as many as it multiplies."""
 SPLITS = (1, 2)
 """Ways of cutting the inner dimension of a product (split-k)."""
 SPLIT_S = 2e-6
@@ -101,7 +107,8 @@ class Law:
     fitted fraction); stream: rate at which products stream, relative to it; attention_ceiling, attention_depth: of
     fused attention; conv: time of a convolution relative to the product of the same shape; elementwise: bytes an eager
     framework really moves per byte counted; kernel_s: device time per launch; split_s: of the second kernel of a split
-    product; sustained: clock under load relative to that of the operator tables.
+    product; sustained: clock under load relative to that of the operator tables; compress: (method, seconds of its
+    work relative to what `simkit.compressors` counts), where an implementation was measured on the device.
     """
 
     peak_flops: float
@@ -119,6 +126,7 @@ class Law:
     split_s: float = SPLIT_S
     sustained: float = 1.0
     element_bytes: float = 2.0
+    compress: tuple[tuple[str, float], ...] = ()
 
 
 # -- the law of matrix products ----------------------------------------------------------------------------------------
@@ -130,7 +138,11 @@ def _choices(flop_per_clock: float, sm_count: float, depth: float, axes: int) ->
     sum, second kernel) of everything a library may choose on such a processor; shape (choices, 1, ...)."""
     plain = flop_per_clock <= PLAIN_FLOP_PER_CLOCK
     operand = OPERAND * (1.0 if plain else min(flop_per_clock / OPERAND_FLOP_PER_CLOCK, 1.0) ** 0.5)
-    tiles = PLAIN_TILES if plain else WIDE_TILES if flop_per_clock >= WIDE_FLOP_PER_CLOCK else TILES
+    tiles: tuple[tuple[int, int], ...] = PLAIN_TILES
+    if not plain:
+        tiles = WIDE_TILES if flop_per_clock >= WIDE_FLOP_PER_CLOCK else TILES
+    if flop_per_clock <= CORE_FLOP_PER_CLOCK:
+        operand, tiles = CORE_OPERAND, CORE_TILES
     tm, tn, split = np.array([(*tile, q) for tile in tiles for q in SPLITS], dtype=float).T
     flops = 2.0 * (tm * tn + operand * (tm + tn)) * sm_count
     cut = split > 1.0
@@ -214,7 +226,8 @@ def seconds(columns: Columns, law: Law) -> tuple[Array, NDArray[np.bool_]]:
     `ATTENTION_GRAD_RATE`, streaming rows move `law.elementwise` times their bytes.
     A thin QR is a chain of dependent small kernels: its `kernels` say how many.
     """
-    products, factors, fused, gradients, streamed = _rows(columns.kind.tobytes(), law.conv, law.elementwise, law.stream)
+    kinds = columns.kind.tobytes()
+    products, factors, fused, gradients, streamed, timed = _rows(kinds, law.conv, law.elementwise, law.stream)
     math_s = np.zeros(np.broadcast_shapes(columns.m.shape, columns.nbytes.shape))
     if products.size:
         batch, m, n, k = (c.take(products, axis=-1) for c in (columns.batch, columns.m, columns.n, columns.k))
@@ -222,6 +235,8 @@ def seconds(columns: Columns, law: Law) -> tuple[Array, NDArray[np.bool_]]:
     if fused.size:
         batch, m, n, k = (c.take(fused, axis=-1) for c in (columns.batch, columns.m, columns.n, columns.k))
         math_s[..., fused] = attention_seconds(batch, m, n, k, law) * gradients
+    if timed.size:
+        math_s[..., timed] = columns.k.take(timed, axis=-1)
     memory_s = columns.nbytes * (streamed * (1.0 / (law.memory_Bps * law.sustained)))
     return np.maximum(math_s, memory_s) + columns.kernels * law.kernel_s, math_s > memory_s
 
@@ -230,8 +245,11 @@ Index = NDArray[np.intp]
 
 
 @lru_cache(maxsize=1024)
-def _rows(kinds: bytes, conv: float, elementwise: float, stream: float) -> tuple[Index, Array, Index, Array, Array]:
-    """(rows that are products, their factors, rows that are fused attention, theirs, bytes moved per byte counted)."""
+def _rows(
+    kinds: bytes, conv: float, elementwise: float, stream: float
+) -> tuple[Index, Array, Index, Array, Array, Index]:
+    """(rows that are products, their factors, rows that are fused attention, theirs, bytes moved per byte counted,
+    rows whose seconds are given)."""
     kind = np.frombuffer(kinds, dtype=np.int8)
     products = np.flatnonzero((kind == GEMM) | (kind == CONV))
     fused = np.flatnonzero((kind == ATTENTION) | (kind == ATTENTION_GRAD))
@@ -239,4 +257,4 @@ def _rows(kinds: bytes, conv: float, elementwise: float, stream: float) -> tuple
     streamed[products] /= stream
     factors = np.where(kind[products] == CONV, conv, 1.0)
     gradients = np.where(kind[fused] == ATTENTION_GRAD, 1.0 / ATTENTION_GRAD_RATE, 1.0)
-    return products, factors, fused, gradients, streamed
+    return products, factors, fused, gradients, streamed, np.flatnonzero(kind == TIMED)

@@ -25,6 +25,8 @@ RATES = frozenset(
 METRICS = TIMES | RATES | {"fits"}
 MEMORY_KINDS = {"allocated": "allocated_bytes", "reserved": "reserved_bytes", "device": "device_bytes"}
 _PROSE = frozenset({"id", "source", "where", "metric", "value", "notes", "memory_kind"})
+_RUN = frozenset({"p10", "p90", "repeats", "date", "software", "load"})
+"""How a row was measured (`simkit measure`): quantiles beside the median, repetitions, versions, the busy processes."""
 _OPERATOR = frozenset(
     {
         "op",
@@ -149,7 +151,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
             hint="one row = one scenario and one metric, see `simkit validate --help`",
         )
     header = [name.strip() for name in lines[0]]
-    known = _PROSE | _OPERATOR | LATER | frozenset(FIELDS)
+    known = _PROSE | _RUN | _OPERATOR | LATER | frozenset(FIELDS)
     for name in header:
         if name not in known:
             raise unknown("column", name, known, file=path.name)

@@ -9,6 +9,7 @@ touched. Examples:
   simkit calibrate --data trace.json.gz gemms.csv --device rtx4090 --out my-profiles
   simkit calibrate --data nccl/ --link my-net=100Gb/s@5us --device a10g --nics-per-node 1 --out my-profiles
   simkit calibrate --data tables --write
+  simkit calibrate --data my-machine/tables --profiles my-machine --write
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def configure(parser: _flags.Parser) -> None:
     mine.add_argument("--nics-per-node", type=_count, metavar="N", help="NICs of one node, for a link between nodes")
     _flags.add_profiles(parser)
     shipped = parser.add_argument_group("the shipped profiles")
-    shipped.add_argument("--write", action="store_true", help="replace the fits of the profiles")
+    shipped.add_argument("--write", action="store_true", help="replace the fits of the profiles; with --profiles, of those alone")
     shipped.add_argument("--dir", metavar="DIR", help="folder of profiles to write to (default: the shipped ones)")
     _flags.add_forms(parser, "json", "csv")
 
@@ -61,7 +62,13 @@ def run(args: argparse.Namespace) -> int:
         )
     if len(args.data) > 1:
         raise InputError("takes one folder of tables here", key="--data", hint="or name a --device or --link to fit")
-    outcome = calibrate.calibrate(Path(args.data[0]), say=lambda line: _output.remark(args, line))
+    own = _flags.profiles(args)
+    if own and folder is not None:
+        raise InputError("and --profiles name two folders", key="--dir", hint="leave one out")
+    if own:
+        outcome = calibrate.own(Path(args.data[0]), Path(own[0]))
+    else:
+        outcome = calibrate.calibrate(Path(args.data[0]), say=lambda line: _output.remark(args, line))
     rows = calibrate.rows_of(outcome)
     if args.json:
         from simkit.render import to_json
@@ -75,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         heads = ("kind", "name", "fit", "constants", "rows", "MAPE", "evidence")
         _output.emit(_output.listing(heads, [_line(row) for row in rows], right=(4, 5)))
     if args.write:
-        for path in _write(outcome, folder):
+        for path in _write(outcome, Path(own[0]) if own else folder, own=bool(own)):
             _output.remark(args, f"wrote {path}")
     else:
         _output.remark(args, "nothing was written; --write puts the fits into the profiles")
@@ -132,11 +139,14 @@ def _told(outcome: Any, rows: list[dict[str, Any]]) -> None:
         _output.emit(f"! {line}")
 
 
-def _write(outcome: Any, folder: Path | None) -> list[Path]:
+def _write(outcome: Any, folder: Path | None, *, own: bool) -> list[Path]:
     from simkit import calibrate
 
     try:
-        written = calibrate.write(outcome, folder)
+        if own and folder is not None:
+            written = calibrate.write_own(outcome, folder)
+        else:
+            written = calibrate.write(outcome, folder)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise InputError(

@@ -205,6 +205,24 @@ class TracedSpec:
     buffer_elements: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledOp:
+    """A part of a network that was measured: seconds per sample, and the tensors whose gradients its backward pass
+    completes."""
+
+    name: str
+    forward_s: float
+    backward_s: float
+    tensors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledSpec:
+    """A network known by measured seconds (`simkit.spec.profiled`), in the order of the forward pass."""
+
+    ops: tuple[ProfiledOp, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Model:
     """A network: name, facts and trainable tensors in registration order.
@@ -216,7 +234,7 @@ class Model:
 
     name: str
     workload: str
-    spec: TransformerSpec | ConvSpec | TracedSpec
+    spec: TransformerSpec | ConvSpec | TracedSpec | ProfiledSpec
     tensors: tuple[Tensor, ...]
     params_active: int | None = None
     buffers: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))

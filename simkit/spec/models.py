@@ -222,10 +222,21 @@ def _stamp(path: Path) -> int:
         return -1
 
 
+def _text(path: Path) -> str:
+    """The text of a file, empty where it cannot be read: whoever parses it says why."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
 @lru_cache(maxsize=256)
 def _from_path(path: str, stamp: int) -> Model:
+    from simkit.spec import profiled
     from simkit.spec.hf import from_config
 
+    if path.endswith(".json") and profiled.KEY in _text(Path(path)):
+        return profiled.from_profile(Path(path))
     return from_config(Path(path))
 
 

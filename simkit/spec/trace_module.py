@@ -48,6 +48,20 @@ def from_callable(target: str) -> Model:
         return from_module(module, name=target)
 
 
+def module_of(target: str) -> Any:
+    """The network of ``package.module:callable`` with weights, in memory. Raises InputError as `from_callable`."""
+    try:
+        import torch
+    except ImportError:
+        raise InputError(
+            "needs torch", key="model", value=target, hint="pip install 'simkit-perf[kernels]'"
+        ) from None
+    if ":" not in target:
+        raise InputError("is no module:callable", key="model", value=target, hint="such as my_models:network")
+    with contextlib.redirect_stdout(sys.stderr):
+        return _instance(torch, target, device="cpu")
+
+
 def from_module(module: Any, *, name: str) -> Model:
     """The Model of an instance of `nn.Module`; it is moved to the meta device and holds no values afterwards."""
     import torch
@@ -95,7 +109,7 @@ def _to_meta(module: Any) -> Any:
     return module
 
 
-def _instance(torch: Any, target: str) -> Any:
+def _instance(torch: Any, target: str, *, device: str = "meta") -> Any:
     """Imports and calls the target; anything that goes wrong there is bad input."""
     path, _, attribute = target.partition(":")
     if os.getcwd() not in sys.path:
@@ -116,7 +130,7 @@ def _instance(torch: Any, target: str) -> Any:
         hint = "name a class or a function without arguments"
         raise InputError("is not callable", key="model", value=target, hint=hint)
     try:
-        with torch.device("meta"):
+        with torch.device(device):
             module = found()
     except (Exception, SystemExit) as error:
         raise InputError(f"cannot be called without arguments ({_reason(error)})", key="model", value=target) from None

@@ -1,0 +1,91 @@
+"""One rank of suite ``links``: joins a process group, then runs the collectives it is told to on standard input.
+
+    python -m simkit.measure_ranks RANK WORLD tcp://ADDRESS:PORT BACKEND
+
+A line of input is {"op", "bytes", "repeats"} or {"quit": true}. Rank 0 answers each with a line {"samples": seconds of
+one call, the slowest rank's; "cpu_s": processor seconds of rank 0 a call, threads of the back end included}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+WARM_UP = 2
+TIMEOUT_S = 120.0
+
+
+def main(rank: int, world: int, address: str, backend: str) -> int:
+    """Serves until it is told to quit, its input ends, or a peer is gone."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    device = torch.device("cuda", rank % torch.cuda.device_count()) if backend == "nccl" else torch.device("cpu")
+    if backend == "nccl":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        backend, init_method=address, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT_S)
+    )
+    _say(rank, {"ready": world})
+    for line in sys.stdin:
+        order = json.loads(line)
+        if order.get("quit"):
+            break
+        call = _call(torch, dist, order["op"], order["bytes"], rank, world, device)
+        _say(rank, _timed(torch, dist, call, order["repeats"], device))
+    # Threads of gloo may outlive the group and abort the interpreter on its way out: nothing is left to be done.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _say(rank: int, answer: dict[str, Any]) -> None:
+    if rank == 0:
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+def _call(torch: Any, dist: Any, op: str, nbytes: int, rank: int, world: int, device: Any) -> Callable[[], object]:
+    """The collective on fp32 tensors. nbytes: nccl-tests convention, so an all-gather ends with that many."""
+    if op == "all_gather":
+        mine = torch.ones(max(1, nbytes // 4 // world), device=device)
+        parts = [torch.empty_like(mine) for _ in range(world)]
+        return lambda: dist.all_gather(parts, mine)
+    x = torch.ones(max(1, nbytes // 4), device=device)
+    if op == "all_reduce":
+        return lambda: dist.all_reduce(x)
+    if op == "broadcast":
+        return lambda: dist.broadcast(x, 0)
+    if op == "send_recv":
+        return lambda: dist.send(x, 1) if rank == 0 else dist.recv(x, 0) if rank == 1 else None
+    raise ValueError(f"no such collective: {op}")
+
+
+def _timed(torch: Any, dist: Any, call: Callable[[], object], repeats: int, device: Any) -> dict[str, Any]:
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    seconds, cpu = [], []
+    for attempt in range(WARM_UP + repeats):
+        dist.barrier()
+        wait()
+        start, busy = time.perf_counter(), time.process_time()
+        call()
+        wait()
+        taken, used = time.perf_counter() - start, time.process_time() - busy
+        slowest = torch.tensor([taken], dtype=torch.float64, device=device)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        if attempt >= WARM_UP:
+            seconds.append(float(slowest))
+            cpu.append(used)
+    return {"samples": seconds, "cpu_s": cpu}
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]))
