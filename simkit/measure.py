@@ -53,7 +53,8 @@ class Options:
     """What a user may ask of a suite. device: ``cpu`` or ``cuda``; threads: of the CPU, 0 = all; name: of the profile.
 
     Of ``links``: ranks; link, its name; rate, where it is known; launch, a command before each rank's, with {rank};
-    address, of rank 0. Of ``train`` and ``inference``: model, batch, seq_len; None = the suite's own list."""
+    address, of rank 0. Of ``train`` and ``inference``: model, batch, seq_len;
+    None = the suite's own list."""
 
     out: Path
     device: str = "cpu"

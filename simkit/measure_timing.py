@@ -9,6 +9,8 @@ from typing import Any
 LEAST_S = 2e-3
 """A batch of calls lasts at least this long, a thousand times the resolution of the clocks."""
 REPEATS, QUICK_REPEATS = 15, 5
+EVICT_BYTES = 1 << 26
+"""Written between calls that must not find their data in a cache."""
 LONGEST_S, QUICK_LONGEST_S = 3.0, 0.6
 """Seconds after which a case stops repeating, at two repeats or more."""
 
@@ -33,6 +35,17 @@ class Timer:
         begin = time.perf_counter()
         while len(found) < repeats and (len(found) < 2 or time.perf_counter() - begin < limit):
             found.append(self._batch(call, inner))
+        return found
+
+    def cold(self, call: Callable[[], object]) -> list[float]:
+        """Seconds of single calls, the caches filled with something else before each of them."""
+        other = self._torch.zeros(EVICT_BYTES // 4, device=self.device)
+        call()
+        found: list[float] = []
+        for _ in range(QUICK_REPEATS if self.quick else REPEATS):
+            other.add_(1.0)
+            self.wait()
+            found.append(self._batch(call, 1))
         return found
 
     def _batch(self, call: Callable[[], object], inner: int) -> float:

@@ -34,7 +34,7 @@ def configure(parser: _flags.Parser) -> None:
     mine.add_argument("--nics-per-node", type=_count, metavar="N", help="NICs of one node, for a link between nodes")
     _flags.add_profiles(parser)
     shipped = parser.add_argument_group("the shipped profiles")
-    shipped.add_argument("--write", action="store_true", help="replace the fits of the profiles; with --profiles, of those alone")
+    shipped.add_argument("--write", action="store_true", help="replace the fits; with --profiles, those of that folder")
     shipped.add_argument("--dir", metavar="DIR", help="folder of profiles to write to (default: the shipped ones)")
     _flags.add_forms(parser, "json", "csv")
 

@@ -91,7 +91,7 @@ QUIET = [r for r in TRAINING if r.quiet]
 
 
 def test_training_is_recorded_at_both_rates_with_every_method_in_one_bucket_and_several() -> None:
-    kinds = {tuple(r.name.split("/")) + (r.mbps,) for r in TRAINING}
+    kinds = {(*r.name.split("/"), r.mbps) for r in TRAINING}
     methods = ("s-sgd", "sign-sgd", "topk-sgd", "power-sgd", "acp-sgd")
     models, buckets = ("transformer", "convnet"), ("one", "several")
     assert kinds == {(m, k, b, r) for m in models for k in methods for b in buckets for r in (100, 1000)}

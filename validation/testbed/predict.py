@@ -159,7 +159,8 @@ def trained(results: Path = RESULTS, profiles: Path = PROFILES) -> Iterator[Scor
             case, still = run["case"], _quiet(run)
             fields = exchange_fields(case, record["mbps"], run["ranks"], RANK)
             fields |= {"micro_batch": case["batch"], "optimizer": "sgd-momentum"}
-            share = max(1.0, run["ranks"] / run["cores"])
+            # Wall over processor seconds of the twin: ranks / cores, and what sharing a core costs beside.
+            share = median(run["alone_s"]) / median(run["cpu_s"])
             model = profiled.to_model(run["profile"] | {"time_share": share}, file=path.name)
             quiet = len(still) >= LEAST_PAIRS
             yield Scored(

@@ -108,9 +108,21 @@ def run_emulated(mbps: int, iterations: int) -> dict[str, Any]:
 
 
 def measure_host(out: Path) -> None:
-    """`simkit measure operators` of one core, and the profile of a rank, which has its share of the cores."""
-    command = [sys.executable, "-m", "simkit.cli", "measure", "operators", "--out", str(out), "--name", DEVICE]
-    subprocess.run([*command, "--threads", "1"], check=True, timeout=900, env=environment())
+    """`simkit measure operators` of one core while the other ranks' worth of processes does the same, for they share
+    caches and memory; then the profile of a rank, which has its share of the cores."""
+    command = [sys.executable, "-m", "simkit.cli", "measure", "operators", "--name", DEVICE, "--threads", "1"]
+    with tempfile.TemporaryDirectory() as scratch:
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        others = [
+            subprocess.Popen([*command, "--out", f"{scratch}/{i}"], env=environment(), **quiet)
+            for i in range(TRAIN_RANKS - 1)
+        ]
+        try:
+            subprocess.run([*command, "--out", str(out)], check=True, timeout=900, env=environment())
+        finally:
+            for process in others:
+                process.kill()
+                process.wait()
     predict.write_rank(out, ranks=TRAIN_RANKS, cores=cores())
 
 
