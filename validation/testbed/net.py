@@ -82,17 +82,18 @@ def softirq_threads() -> list[int]:
 
 @contextmanager
 def preferred(threads: list[int]) -> Iterator[None]:
-    """These threads at the priority of the ranks, then as they were: the wire must not wait for other jobs."""
-    before = {pid: os.getpriority(os.PRIO_PROCESS, pid) for pid in threads}
+    """These threads at the priority of the ranks, afterwards at the kernel's, 0: the wire must not wait for other jobs."""
+    _prioritise(threads, NICE)
     try:
-        for pid in threads:
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, pid, NICE)
         yield
     finally:
-        for pid, priority in before.items():
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, pid, priority)
+        _prioritise(threads, 0)
+
+
+def _prioritise(threads: list[int], priority: int) -> None:
+    for pid in threads:
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, pid, priority)
 
 
 @contextmanager
