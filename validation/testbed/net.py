@@ -82,7 +82,7 @@ def softirq_threads() -> list[int]:
 
 @contextmanager
 def preferred(threads: list[int]) -> Iterator[None]:
-    """These threads at the priority of the ranks, afterwards at the kernel's, 0: the wire must not wait for other jobs."""
+    """These threads at the priority of the ranks, afterwards at 0, theirs: the wire must not wait for other jobs."""
     _prioritise(threads, NICE)
     try:
         yield
