@@ -119,12 +119,19 @@ class Wiring(_common.Wiring):
         self._count(node, stage, 1.0)
         self.swarm.note(node, f"stage {stage}", "working")
 
+    def _settle(self, node: Node) -> None:
+        """Books what a peer computed since it was last asked: at most the time that passed, since micro-batches count
+        when they leave."""
+        used, now = float(self.used_s[node.stage]), self.swarm.clock.now
+        node.busy_s += min(used - node.mark, now - node.since_s)
+        node.working_s += now - node.since_s
+        node.mark, node.since_s = used, now
+
     def _release(self, node: Node) -> float:
         """Takes a peer out of its stage; the share of the stage it was."""
         stage, now = node.stage, self.swarm.clock.now
         self.whole.advance(now)
-        node.busy_s += float(self.used_s[stage]) - node.mark
-        node.working_s += now - node.since_s
+        self._settle(node)
         share = self.worth[node][0] / float(self.rate[stage])
         self.swarm.book.remove(node, stage)
         self._count(node, stage, -1.0)
@@ -232,9 +239,6 @@ class Wiring(_common.Wiring):
     def finish(self) -> None:
         now = self.swarm.clock.now
         self.whole.advance(now)
-        for stage, held in enumerate(self.swarm.book.at):
+        for held in self.swarm.book.at:
             for node in held:
-                node.busy_s += float(self.used_s[stage]) - node.mark
-                node.mark = float(self.used_s[stage])
-                node.working_s += now - node.since_s
-                node.since_s = now
+                self._settle(node)
