@@ -10,7 +10,9 @@ or e_r (to r-1) without occupying anything. Compute and send of different micro-
                    exact, since the last stage turns round when it has seen them all
     one_f_one_b(n) fill + (n-1)·interval, an estimate: interval is the largest ratio of a cycle to the micro-batches on
                    it, of the resources (f + b, s + u) and of the bound in flight: at most p - r micro-batches between
-                   F and B of stage r, so  interval >= (time from F to B of r) / (p - r)
+                   F and B of stage r, so  interval >= (time from F to B of r) / (p - r).  On 300 random pipelines of
+                   2 to 12 uneven stages and lines, 4 to 64 micro-batches: 2.4 % off the recurrence in the mean, 7 % at
+                   the 90th percentile, 20 % at most
 
 The exact 1F1B is the max-plus recurrence of `simkit.des.chain`. Every quantity may carry leading axes of points.
 Sources: FusionAI (arXiv 2309.01172) for T = fill + (n-1)·bottleneck; Baccelli et al., Synchronization and Linearity

@@ -179,8 +179,9 @@ def best(question: Asked, scenario: Scenario, notes: list[str]) -> Answer:
     return plain
 
 
-def training(scenario: Scenario, *, beside: bool = True) -> Report:
-    """The answer for a training job over peers."""
+def training(scenario: Scenario, *, beside: bool = True, spans: bool = False) -> Report:
+    """The answer for a training job over peers. spans: keep those of the pipelines, for traces; a stochastic wiring and
+    late gradients have none."""
     from simkit.decentral_report import report_of, with_reference
 
     try:
@@ -192,5 +193,10 @@ def training(scenario: Scenario, *, beside: bool = True) -> Report:
 
         found = wired(question, scenario, notes)
     else:
-        found = report_of(best(question, scenario, notes), scenario, notes)
+        chosen = best(question, scenario, notes)
+        found = report_of(chosen, scenario, notes)
+        if spans and not question.rules.staleness:
+            from simkit.decentral_trace import traced
+
+            found = replace(found, timeline=traced(chosen))
     return with_reference(scenario, found) if beside else found

@@ -38,6 +38,8 @@ COLORS = {
     "bubble": "#CC79A7",
 }
 STREAMS = ("compute", "comm", "host")
+MANY_STREAMS = 6
+"""Rows of a timeline above which they are drawn thin."""
 MAX_BARS = 40
 Named = Sequence[tuple[str, "Report"]]
 
@@ -63,9 +65,11 @@ def timeline(line: Timeline, *, note: str = "") -> Picture:
             hoverinfo="text",
             marker={"color": _color(kind), "line": {"width": edge, "color": "rgba(127,127,127,0.6)"}},
         )
-    _dress(figure, height=150 + 70 * max(1, len(streams)), x=f"time in the step, {unit}", barmode="overlay")
+    row = 70 if len(streams) <= MANY_STREAMS else 22
+    _dress(figure, height=150 + row * max(1, len(streams)), x=f"time in the step, {unit}", barmode="overlay")
     figure.update_yaxes(categoryorder="array", categoryarray=streams[::-1])
-    busy = ", ".join(f"{s} busy {line.busy_s.get(s, 0.0) / line.end_s:.0%}" for s in streams) if line.end_s else ""
+    told = [s for s in streams if s in line.busy_s][:MANY_STREAMS]
+    busy = ", ".join(f"{s} busy {line.busy_s[s] / line.end_s:.0%}" for s in told) if line.end_s else ""
     alt = f"Timeline of one step of {format_s(line.end_s)}: {busy}."
     return Picture(
         figure=figure,

@@ -37,11 +37,36 @@ def chrome_trace(
         raise InputError("has no spans", key="timeline", hint="ask schedule or simulate for spans=True")
     if not device_names:
         raise InputError("is empty", key="device_names", hint="name at least one device")
-    events: list[Event] = []
+    if any(span.stream not in STREAMS for span in timeline.spans):
+        events = _by_peer(timeline)
+        return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"label": label, "generator": "simkit"}}
+    events = []
     for pid, name in enumerate(device_names, 1):
         events += _names(pid, name)
         events += _events(timeline, pid, label)
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"label": label, "generator": "simkit"}}
+
+
+LINE = " line"
+"""The ending of a stream that is a peer's line out, beside the stream of its compute."""
+
+
+def _by_peer(timeline: Timeline) -> list[Event]:
+    """A process per peer, in the order of their first span: its compute, and its line out."""
+    pids: dict[str, int] = {}
+    events: list[Event] = []
+    for span in timeline.spans:
+        peer = span.stream.removesuffix(LINE)
+        if peer not in pids:
+            pids[peer] = len(pids) + 1
+            events += [_meta(pids[peer], 0, "process_name", name=peer),
+                       _meta(pids[peer], 0, "process_sort_index", sort_index=pids[peer])]  # fmt: skip
+            events += [_meta(pids[peer], 1, "thread_name", name="compute"),
+                       _meta(pids[peer], 2, "thread_name", name="line")]  # fmt: skip
+        start, stop = _ticks(span.start_s), _ticks(span.end_s)
+        events.append(_event(pids[peer], "compute", span.name, span.kind, start, stop, _args(span))
+                      | {"tid": 2 if span.stream.endswith(LINE) else 1})  # fmt: skip
+    return events
 
 
 def write_trace(

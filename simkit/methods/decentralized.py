@@ -20,4 +20,4 @@ def report(scenario: Scenario, *, spans: bool = False, beside: bool = True) -> R
         return inference(scenario)
     from simkit.decentral import training
 
-    return training(scenario, beside=beside)
+    return training(scenario, beside=beside, spans=spans)

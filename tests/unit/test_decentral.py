@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,10 @@ from simkit.errors import InputError, RefusedError
 from simkit.evaluate import evaluate
 from simkit.opgraph import graph, units
 from simkit.placement import Assignment, Held
+from simkit.predict import predict_scenario
 from simkit.spec.resolve import resolve
 from simkit.spec.scenario import Scenario
+from simkit.trace import chrome_trace
 
 MODELS = ("bert-large", "llama-2-7b", "resnet-50", "gpt-j-6b", "flan-t5-base", "vit-base", "vgg-16", "gpt2",
           "mixtral-8x7b")
@@ -321,3 +324,17 @@ def test_sweep_and_compare_take_peers() -> None:
         assert found["samples_per_s"][i] == pytest.approx(simkit.predict(inter=inter, **given).samples_per_s)
     both = simkit.compare(inter="1gbe", schedule=["1f1b", "gpipe"], **given)
     assert len(both.reports) == 2
+
+
+def test_a_trace_has_a_track_per_peer() -> None:
+    given = {"cluster": "4x3080", "model": "gpt2", "inter": "1gbe", "dp": 2, "micro_batch": 1, "grad_accum": 3}
+    report = predict_scenario(Scenario.of({"method": "decentralized", **given}), spans=True, beside=False)
+    events = chrome_trace(report.timeline, device_names=report.device_names)["traceEvents"]
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {f"rtx3080-{i}" for i in range(4)}
+    spans = [e for e in events if e["ph"] == "X"]
+    # Two stages each compute three micro-batches forward and backward, in two pipelines.
+    assert sum(e["cat"] in ("forward", "backward") for e in spans) == 2 * 2 * 3 * 2
+    assert max(e["ts"] + e["dur"] for e in spans) / 1e6 == pytest.approx(report.iteration_time_s, rel=1e-6)
+    for pid in {e["pid"] for e in spans}:
+        mine = sorted((e["ts"], e["dur"]) for e in spans if e["pid"] == pid and e["tid"] == 1)
+        assert all(a + d <= b + 1e-3 for (a, d), (b, _) in pairwise(mine))
