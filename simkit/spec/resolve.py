@@ -208,7 +208,8 @@ def _chosen(
     methods = plugins.names("simkit.compressors")
     if method not in methods:
         if method in plugins.names("simkit.methods"):
-            raise RefusedError(f"method = {method} is answered by predict, compare, sweep and validate alone")
+            known = "predict, compare, sweep, whatif, trace, map and validate"
+            raise RefusedError(f"method = {method} is answered by {known}")
         methods = (*methods, *plugins.names("simkit.methods"))
         raise unknown("method", method, methods, file=scenario.file, see="simkit methods")
     algorithm = scenario.get("algorithm", "auto")
