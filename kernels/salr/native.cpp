@@ -76,9 +76,14 @@ static void decode_plain(const uint64_t* bits, const T* vals, const int64_t* off
 #ifdef X86
 #define T2 __attribute__((target("avx2,fma,popcnt,bmi,bmi2,f16c")))
 #define IN2 inline __attribute__((always_inline)) T2
+#ifdef SALR_EMULATED  // tests/unit/avx512_emulated.h stands in for the instructions
+#define T5 T2
+#define T5B T2
+#else
 #define T5 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi2,avx2,fma,popcnt,bmi,bmi2,f16c")))
-#define IN5 inline __attribute__((always_inline)) T5
 #define T5B __attribute__((target("avx512bf16,avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi2,avx2,fma,popcnt,bmi,bmi2,f16c")))
+#endif
+#define IN5 inline __attribute__((always_inline)) T5
 #define IN5B inline __attribute__((always_inline)) T5B
 #define UNROLL _Pragma("GCC unroll 16")
 
