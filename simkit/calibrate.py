@@ -92,6 +92,7 @@ def calibrate(folder: Path, *, say: Say = lambda line: None) -> Outcome:
     fits, pooled = _data_parallel(found, fits, pooled, say)
     with priors.replaced(pooled):
         fits = merged(fits, calibrate_training.fit_training(trained, fits))
+    pooled |= calibrate_training.pooled_sustained(fits, devices)
     # Once more, now that the clocks of devices under load are known.
     fits, pooled = _data_parallel(found, fits, pooled, say)
     with priors.replaced(pooled):

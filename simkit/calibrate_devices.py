@@ -30,6 +30,8 @@ from simkit.spec.priors import (
     pools,
 )
 
+LEAST_DEVICES = 3
+"""Measured devices below which an architecture has no pool of its own."""
 STREAMING_BYTES = 256e6
 """Smaller buffers may sit in the second-level cache."""
 
@@ -113,6 +115,13 @@ def fit_priors(fits: Mapping[str, Mapping[str, Fit]], devices: Mapping[str, Devi
         out[pool] = _pooled(pool, members, caps[pool.split(".")[1]])
     out |= _attention(fits, devices)
     fractions = [f["memory"]["fraction"] for f in fits.values() if "memory" in f]
+    for architecture in sorted({devices[n].architecture for n in fits}):
+        mine = [f["memory"] for n, f in fits.items() if "memory" in f and devices[n].architecture == architecture]
+        own = [one["fraction"] for one in mine]
+        if len(own) >= LEAST_DEVICES:
+            name = f"memory.{architecture}"
+            note = "median over measured devices of the architecture"
+            out[name] = Fit(name=name, values={"fraction": median(own)}, rows=len(own), note=note)
     launches = [f["kernel"]["seconds"] for f in fits.values() if "kernel" in f]
     out["memory"] = Fit(
         name="memory",

@@ -98,9 +98,11 @@ class Overlay:
         return made
 
     def stack(self, stack: Stack) -> Stack:
-        """A stack takes the constants of `pytorch` unless it has its own."""
+        """A stack takes the constants of its parents unless it has its own."""
         stacks = self._fits.get("stacks", {})
-        inherited = {**stacks.get("pytorch", {}), **stacks.get(stack.name, {})}
+        inherited: dict[str, Fit] = {}
+        for name in (*reversed(stack.parents), stack.name):
+            inherited |= stacks.get(name, {})
         key = ("stack", id(stack))
         if key not in self._made:
             self._made[key] = replace(stack, calibration=inherited)

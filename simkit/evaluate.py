@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from simkit.exchange import Exchange, Method, exchange
 from simkit.memory import exchange_bytes, memory, staged, verdicts
+from simkit.memory_facts import memory_facts
 from simkit.memory_sharded import most_in_flight
 from simkit.price import UNSCALED, Compute, Pricing, Scales, compute, optimizer_seconds, pricing, scaled
 from simkit.program import Program
@@ -67,6 +68,8 @@ def numerics(
     windowed: bool,
     fused: frozenset[str],
     autocast: bool,
+    plain_softmax: bool = False,
+    selective: str = "scores",
 ) -> Numerics:
     """What the workload must know of a plan. windowed: sequences exceed the sliding window of the network."""
     element = DTYPE_BYTES[precision]
@@ -78,6 +81,8 @@ def numerics(
         head_share=head_share,
         windowed=windowed,
         fused=fused,
+        plain_softmax=plain_softmax,
+        selective=selective,
     )
 
 
@@ -96,8 +101,17 @@ def workload(model: Model, plan: Plan, stack: Stack) -> Program:
             windowed,
             stack.fused,
             stack.autocast,
+            bool(plain_softmax(model, plan, stack, plan.micro_batch)),
+            memory_facts(stack.name).selective,
         ),
     )
+
+
+def plain_softmax(model: Model, plan: Plan, stack: Stack, micro_batch: Any) -> Any:
+    """Whether a rank's score matrices are no multiple of what the fused masked softmax of the stack takes; an array
+    where the micro-batch is one."""
+    heads = getattr(model.spec, "heads", 0)
+    return (micro_batch * heads // plan.tp % stack.softmax_batches > 0) & (plan.attention == "math")
 
 
 def evaluate(
@@ -177,7 +191,7 @@ def constants(resolved: Resolved, device: Device, priced: Pricing, scales: Scale
         host_s=priced.host_s * scales.host_s,
         message_s=(message["seconds"] if message is not None else 0.0) * scales.host_s,
         host_kernel_s=_host_kernel_s(stack, calibrated, device) * scales.host_s,
-        interference=_interference(device, resolved.cluster, calibrated),
+        interference=_interference(device, resolved.cluster, calibrated, stack),
     )
 
 
@@ -200,7 +214,7 @@ def traits(resolved: Resolved, priced: Pricing, calibrated: bool, scales: Scales
         reduce_dtype_bytes=DTYPE_BYTES[plan.reduce_dtype],
         host_kernel_s=_host_kernel_s(stack, calibrated, resolved.device),
         step_s=eager.get("step_s", 0.0) if eager is not None else 0.0,
-        interference=_interference(resolved.device, resolved.cluster, calibrated),
+        interference=_interference(resolved.device, resolved.cluster, calibrated, stack),
         memory_Bps=priced.law.memory_Bps * priced.law.sustained * scales.memory_Bps,
     )
 
@@ -257,9 +271,10 @@ def _sharded(
     )
 
 
-def _interference(device: Device, cluster: Cluster, calibrated: bool) -> float:
+def _interference(device: Device, cluster: Cluster, calibrated: bool, stack: Stack) -> float:
     """Seconds of compute that a second of hidden communication costs: of the device, or measured with the link, else
-    pooled over GPUs, whose NCCL kernels run beside back-propagation. A CPU on a link nobody measured pays nothing."""
+    fitted with the stack, else pooled over GPUs, whose NCCL kernels run beside back-propagation. A CPU on a link nobody
+    measured pays nothing."""
     link = cluster.inter if cluster.nodes > 1 else cluster.intra
     measured = (device.calibration, link.calibration if link is not None else {})
     for fits in measured if calibrated else ():
@@ -267,7 +282,10 @@ def _interference(device: Device, cluster: Cluster, calibrated: bool) -> float:
             # Processor seconds of a benchmark that had the processor to itself.
             slowed = device.calibration["sustained"]["factor"] if "sustained" in device.calibration else 1.0
             return fits["interference"]["seconds_per_second"] / slowed
-    return prior("interference", "seconds_per_second", 0.0) if calibrated and device.kind != "cpu" else 0.0
+    if not calibrated or device.kind == "cpu":
+        return 0.0
+    eager, pooled = stack.calibration.get("eager"), prior("interference", "seconds_per_second", 0.0)
+    return eager.get("interference", pooled) if eager is not None else pooled
 
 
 def _host_kernel_s(stack: Stack, calibrated: bool, device: Device) -> float:

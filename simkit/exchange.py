@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simkit import network, plugins, roofline
-from simkit.price import UNSCALED, Compute, Scales, hosted
+from simkit.price import UNSCALED, Compute, Scales, hosted, plain
 from simkit.program import Program
 from simkit.roofline import Array, Law
 from simkit.spec.hardware import Cluster
@@ -341,18 +341,23 @@ def _passed(program: Program, compute: Compute, host_kernel_s: float, recompute:
     device_f, device_b = compute.forward_total_s, compute.backward_total_s
     forward_s = hosted(device_f, program.forward.launches * host_kernel_s)
     backward_s = compute.backward_s[..., program.backward.order]
-    if isinstance(device_b, np.ndarray):
-        launched_s = hosted(device_b, program.backward.launches * host_kernel_s)
-        backward_s = (
-            backward_s * np.divide(launched_s, device_b, out=np.ones_like(device_b), where=device_b > 0.0)[..., None]
-        )
-    elif device_b > 0.0:
-        backward_s = backward_s * (hosted(device_b, program.backward.launches * host_kernel_s) / device_b)
+    backward_s = backward_s * _waiting(device_b, program.backward.launches * host_kernel_s)
     if recompute != "none":
-        # A block is replayed right before its own backward pass.
-        backward_s[..., program.blocks.starts] += compute.forward_s @ program.replayed(recompute).T
+        # A block is replayed right before its own backward pass, by the same host.
+        replayed = program.replayed(recompute)
+        replays_s = compute.forward_s @ replayed.T
+        launched_s = float((replayed @ program.forward.kernels).sum()) * host_kernel_s
+        backward_s[..., program.blocks.starts] += replays_s * _waiting(plain(replays_s.sum(axis=-1)), launched_s)
     total_s = backward_s.sum(axis=-1) if backward_s.ndim > 1 else float(backward_s.sum())
     return _Passes(forward_s, backward_s, total_s)
+
+
+def _waiting(device_s: Any, host_s: float) -> Any:
+    """How much longer a pass takes because the host launches it; ready to meet an axis of segments."""
+    if isinstance(device_s, np.ndarray):
+        launched_s = hosted(device_s, host_s)
+        return np.divide(launched_s, device_s, out=np.ones_like(device_s), where=device_s > 0.0)[..., None]
+    return hosted(device_s, host_s) / device_s if device_s > 0.0 else 1.0
 
 
 def _alone(passes: _Passes, plan: Plan, optimizer_s: float, host_s: float) -> Step:

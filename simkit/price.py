@@ -17,12 +17,13 @@ from simkit.roofline import Array, Columns, Law
 from simkit.spec.hardware import Device, Fit
 from simkit.spec.plan import DTYPE_BYTES, Plan
 from simkit.spec.priors import (
-    DEFAULT_FRACTION,
     DEFAULT_KERNEL_S,
     attention_prior,
     flop_per_clock,
     gemm_prior,
+    memory_prior,
     prior,
+    sustained_pool,
 )
 from simkit.spec.stack import Stack
 
@@ -87,7 +88,7 @@ def pricing(
         ceiling, depth, _ = gemm_prior(device, dtype if dtype in device.peak_flops else "fp32", flops)
         evidence["ceiling"] = "assumed"
     memory = fits.get("memory")
-    fraction = memory["fraction"] if memory is not None else prior("memory", "fraction", DEFAULT_FRACTION)
+    fraction = memory["fraction"] if memory is not None else memory_prior(device)
     evidence["memory"] = memory.evidence if memory is not None else "assumed"
     stream = gemm.get("stream", fraction) / fraction if gemm is not None else 1.0
     around = "bf16" if dtype in ("fp8", "int8") and not eight_bit_attention else dtype
@@ -105,10 +106,12 @@ def pricing(
     evidence["kernel"] = kernel.evidence if kernel is not None else "assumed"
     sustained = fits.get("sustained")
     eager = stack.calibration.get("eager") if calibration else None
+    kernels = stack.calibration.get("attention") if calibration else None
     arithmetic = "fp32" if dtype == "fp32" or dtype not in device.peak_flops else "tensor"
     library = stack.calibration.get("conv") if calibration else None
     conv = library.get(arithmetic, 1.0) if library is not None else 1.0
     conv = _first(fits.get("conv"), arithmetic, conv)
+    factor = sustained["factor"] if sustained is not None else _sustained_prior(device, gemm)
     evidence["sustained"] = sustained.evidence if sustained is not None else "assumed"
     evidence["stack"] = eager.evidence if eager is not None else "assumed"
     law = Law(
@@ -120,16 +123,16 @@ def pricing(
         flop_per_clock=flop_per_clock(device, flops) or roofline.OPERAND_FLOP_PER_CLOCK,
         stream=stream,
         # A stack's attention kernels need not be those of the operator tables.
-        attention_ceiling=attention_ceiling / (eager.get("attention", 1.0) if eager is not None else 1.0),
+        attention_ceiling=attention_ceiling / (kernels["time"] if kernels is not None else 1.0),
         attention_depth=attention_depth,
         conv=conv,
         elementwise=_first(fits.get("eager"), "elementwise", _first(eager, "elementwise", 1.0)),
         kernel_s=kernel_s,
-        sustained=sustained["factor"] if sustained is not None else 1.0,
+        sustained=factor,
         element_bytes=DTYPE_BYTES[dtype],
         compress=tuple((n[len(COMPRESS) :], fit["factor"]) for n, fit in fits.items() if n.startswith(COMPRESS)),
     )
-    host_s = eager.get("host_s", 0.0) if eager is not None else 0.0
+    host_s = eager.get("step_s", 0.0) if eager is not None else 0.0
     return Pricing(law=law, evidence=MappingProxyType(evidence), host_s=host_s, warnings=(warning,) if warning else ())
 
 
@@ -142,6 +145,14 @@ def _first(own: Fit | None, key: str, otherwise: float) -> float:
     return otherwise if own is None else own.get(key, otherwise)
 
 
+def _sustained_prior(device: Device, gemm: Fit | None) -> float:
+    """The clock under load of a device without runs: that of its kind, unless its ceiling is from runs already."""
+    pool = sustained_pool(device)
+    if pool is None or (gemm is not None and gemm.evidence == "end-to-end"):
+        return 1.0
+    return prior(pool, "factor", 1.0)
+
+
 _SIBLING = {"fp16": "gemm.bf16", "bf16": "gemm.fp16", "tf32": "gemm.bf16", "int8": "gemm.fp8"}
 """A tensor-core dtype without a fit of its own takes the ceiling of one that shares its data path."""
 
@@ -152,9 +163,10 @@ FLASH_2_ON_HOPPER = 0.35
 
 
 def _attention_ceiling(ceiling: float, device: Device, stack: Stack) -> float:
-    """The ceiling of fused attention with the kernels that a stack ships."""
-    old = stack.attention_kernels == "flash-2" and device.architecture in ("hopper", "blackwell")
-    return min(ceiling, FLASH_2_ON_HOPPER) if old else ceiling
+    """The ceiling of fused attention with the kernels that a stack ships. `sdpa`: PyTorch's own operator, which is
+    FlashAttention-2 up to Hopper (2.5.1 took cuDNN's back again) and cuDNN's kernel on Blackwell."""
+    old = {"flash-2": ("hopper", "blackwell"), "sdpa": ("hopper",)}.get(stack.attention_kernels, ())
+    return min(ceiling, FLASH_2_ON_HOPPER) if device.architecture in old else ceiling
 
 
 def scaled(law: Law, scales: Scales) -> Law:
@@ -226,8 +238,8 @@ def computed(program: Program, monomials: Array, law: Law) -> Compute:
     t, math = roofline.seconds(columns, law)
     counts = np.concatenate([program.forward.counts, program.backward.counts])
     busy = t * counts
-    forward_total, total = _plain(busy[..., :split].sum(axis=-1)), _plain(busy.sum(axis=-1))
-    bound = _plain((busy * math).sum(axis=-1))
+    forward_total, total = plain(busy[..., :split].sum(axis=-1)), plain(busy.sum(axis=-1))
+    bound = plain((busy * math).sum(axis=-1))
     return Compute(
         forward_total_s=forward_total,
         backward_total_s=total - forward_total,
@@ -242,7 +254,7 @@ def computed(program: Program, monomials: Array, law: Law) -> Compute:
     )
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A number of its own as a float, arrays as they are."""
     return float(value) if np.ndim(value) == 0 else value
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simkit.roofline import GEMM, MEMORY, Array, Columns
+from simkit.roofline import ATTENTION, GEMM, MEMORY, Array, Columns
 
 BASIS = ("1", "b", "s", "b·s", "b·s²")
 SCORES = 4
@@ -199,12 +199,14 @@ class Blocks:
     """The repeated blocks of a network, in forward order: what activation recomputation replays.
 
     counts: shape (blocks, forward rows), how often a block runs each row; backward_counts: the same for backward rows.
+    alternate: shape of counts, how often a block runs each row as the second, fourth, … of its matrix products.
     starts: position in `backward.order` before which a block is replayed. inputs: shape (blocks, 5), bytes of what
     enters a block. before, after: how often the forward (backward) rows run before the first and after the last block.
     """
 
     counts: Array
     backward_counts: Array
+    alternate: Array
     before: tuple[Array, Array]
     after: tuple[Array, Array]
     starts: NDArray[np.int64]
@@ -258,6 +260,8 @@ class Program:
     node_ends: tuple[tuple[int, int], ...] = ()
     """For each node in forward order: the position in `forward.order` after its last operator, and how many backward
     operators stand at or before it, counted from the end of `backward.order`."""
+    selective: str = "scores"
+    """What selective recomputation replays, see `replayed`."""
 
     @property
     def blocks_with_experts(self) -> Array:
@@ -269,10 +273,15 @@ class Program:
         """How often back-propagation runs each forward row of each block again, shape (blocks, forward rows).
 
         ``full``: the whole block. ``selective``: the operators that touch attention scores, whose bytes grow with b·s²
-        (Korthikanti et al., arXiv 2205.05198, section 5); with flash attention there are none.
+        (Korthikanti et al., arXiv 2205.05198, section 5); with flash attention there are none. Where `selective` is
+        ``products``: everything but attention and the first, third, … matrix product of a block (torchtitan, selective
+        activation checkpointing by operator).
         """
         if recompute == "full":
             return self.blocks.counts
+        if recompute == "selective" and self.selective == "products":
+            counts = np.where(self.forward.kind == GEMM, self.blocks.alternate, self.blocks.counts)
+            return np.where(self.forward.kind == ATTENTION, 0.0, counts)
         if recompute == "selective":
             return np.where(self.forward.coefficients[NBYTES][SCORES] > 0.0, self.blocks.counts, 0.0)
         return np.zeros_like(self.blocks.counts)
@@ -385,12 +394,18 @@ class Recorder:
 
         # The backward list is written front to back and stored turned round.
         spans = [(begin, end, last - stop, last - start) for begin, end, start, stop, _ in self._blocks]
+        def second(begin: int, end: int) -> Array:
+            rows = forward.order[begin:end]
+            products = rows[forward.kind[rows] == GEMM]
+            return np.bincount(products[1::2], minlength=len(forward)).astype(float)
+
         first, final = (spans[0], spans[-1]) if spans else ((0, 0, last, last), (0, 0, last, last))
         return Blocks(
             counts=np.array([count(forward, a, b) for a, b, _, _ in spans]).reshape(len(spans), len(forward)),
             backward_counts=np.array([count(backward, c, d) for _, _, c, d in spans]).reshape(
                 len(spans), len(backward)
             ),
+            alternate=np.array([second(a, b) for a, b, _, _ in spans]).reshape(len(spans), len(forward)),
             before=(count(forward, 0, first[0]), count(backward, first[3], last)),
             after=(count(forward, final[1], len(self._forward)), count(backward, 0, final[2])),
             starts=np.array([c for _, _, c, _ in spans], dtype=np.int64),

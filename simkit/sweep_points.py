@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from simkit import network, plugins
 from simkit.errors import InputError, RefusedError
-from simkit.evaluate import Constants, constants, evaluate, is_sharded, weigh, workload
+from simkit.evaluate import Constants, constants, evaluate, is_sharded, plain_softmax, weigh, workload
 from simkit.exchange import alone, buffers, message_seconds
 from simkit.memory import staged
 from simkit.methods import path
@@ -324,6 +324,7 @@ class Structure:
     def __init__(self, scenario: Scenario) -> None:
         self.reason, self.arrays, self.sharded = "", False, False
         self.cases: list[Case] | list[ShardedCase] = []
+        self._odd: list[Case] | list[ShardedCase] = []
         try:
             if path(scenario) is not None:
                 return
@@ -392,10 +393,33 @@ class Structure:
 
     def answers(self, micro: Ints, accum: Ints, link: Ints, links: Links) -> Columns:
         """The columns of these points. Raises InputError and RefusedError for a network that cannot be priced."""
-        plain = self.cases[0].answers(micro, accum, link, links)
-        if len(self.cases) == 1:
+        first = self.resolved
+        facts = (first.model, first.plan, first.stack)
+        odd = plain_softmax(*facts, micro) != plain_softmax(*facts, first.plan.micro_batch)
+        if not np.any(odd):
+            return self._answers(self.cases, micro, accum, link, links)
+        if not self._odd:
+            # Some micro-batches run another program than that of the first point.
+            size = int(micro[odd][0])
+            every = [replace(c.resolved, plan=replace(c.resolved.plan, micro_batch=size)) for c in self.cases]
+            self._odd = [self._sharded_case(one) for one in every] if self.sharded else [Case(one) for one in every]
+        out: Columns = {}
+        for cases, mine in ((self.cases, np.flatnonzero(~odd)), (self._odd, np.flatnonzero(odd))):
+            if not len(mine):
+                continue
+            found = self._answers(cases, micro[mine], accum[mine], link[mine], links)
+            for name, values in found.items():
+                out.setdefault(name, np.empty(len(micro), dtype=values.dtype))[mine] = values
+        return out
+
+    @staticmethod
+    def _answers(
+        cases: list[Case] | list[ShardedCase], micro: Ints, accum: Ints, link: Ints, links: Links
+    ) -> Columns:
+        plain = cases[0].answers(micro, accum, link, links)
+        if len(cases) == 1:
             return plain
-        other = self.cases[1].answers(micro, accum, link, links)
+        other = cases[1].answers(micro, accum, link, links)
         better = (other["iteration_time_s"] * GAIN < plain["iteration_time_s"]) & (other["fits"] | ~plain["fits"])
         return {name: np.where(better, other[name], plain[name]) for name in plain}
 

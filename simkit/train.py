@@ -40,10 +40,10 @@ from simkit.spec.hardware import Cluster, Device
 from simkit.spec.model import Model, TransformerSpec
 from simkit.spec.plan import Plan
 from simkit.spec.stack import Stack
-from simkit.train_blocks import Blocks, Priced, blocks, column, price, priced, taken
+from simkit.train_blocks import Blocks, Priced, blocks, column, exposed, price, priced, taken
 from simkit.train_messages import Lines
 from simkit.train_offload import Offloaded, offloaded
-from simkit.train_params import Gathered, Params, exchange, gathered, of_rank, owned, shard_ranks
+from simkit.train_params import Gathered, Params, exchange, gathered, of_rank, owned, scattered, shard_ranks
 
 Num = Any
 ALWAYS = ("forward_s", "backward_s", "optimizer_s", "host_s")
@@ -159,13 +159,14 @@ def _step(at: _MicroBatch, plan: Plan, traits: Traits, nodes: int, scales: Scale
         stages.forward_s, stages.backward_s, micro_batches=plan.grad_accum, virtual=plan.vpp, p2p_s=at.p2p_s
     )
     hidden: Num = 0.0
-    if traits.overlap and plan.zero < 3:
+    # What is left of ZeRO-2 gathers updated weights, when there is nothing to hide behind.
+    if traits.overlap and plan.zero < 2:
         hidden = np.minimum(exchange_s, stages.backward_s.max(axis=-1))
     m = plan.grad_accum
     terms, ideal = {k: m * v for k, v in at.terms.items()}, m * at.ideal_s
     terms["bubble_s"] = pipeline.end_s - ideal
     terms["straggler_s"] = straggling(nodes) * ideal
-    terms["exposed_comm_s"] = exchange_s - hidden + traits.interference * hidden
+    terms["exposed_comm_s"] = terms["exposed_comm_s"] + exchange_s - hidden + traits.interference * hidden
     terms["optimizer_s"] = at.optimizer_s
     terms["host_s"] = traits.step_s * scales.host_s
     terms = _rounded(terms, 1e-12 * (pipeline.end_s + at.optimizer_s))
@@ -266,7 +267,9 @@ def _arranged(
     spec = model.spec
     assert isinstance(spec, TransformerSpec)
     lines = Lines(plan=plan, cluster=cluster, scales=scales, scatter_gather=stack.scatter_gather)
-    each = blocks(work, program, spec, plan, lines, traits.host_kernel_s * scales.host_s)
+    each = blocks(
+        work, program, spec, plan, lines, traits.host_kernel_s * scales.host_s, rho=traits.interference
+    )  # fmt: skip
     held = layers_per_stage(len(program.blocks.counts), plan.pp)
     placed = _placed(program, plan.pp)
     params = of_rank(model, tp=plan.tp, ep=plan.ep, held=tuple(held.tolist()))
@@ -278,8 +281,9 @@ def _arranged(
         optimizer_s = host.optimizer_s + (0.0 if stack.host_optimizer else optimizer_s)
     p2p_s = lines.stage_message(spec.hidden)
     exchange_s, wire, latency_s = exchange(
-        plan, params, lines, gather_bytes=traits.gather_dtype_bytes, reduce_bytes=traits.reduce_dtype_bytes
-    )
+        plan, params, lines, gather_bytes=traits.gather_dtype_bytes, reduce_bytes=traits.reduce_dtype_bytes,
+        owners=stack.zero_owners,
+    )  # fmt: skip
     terms, ideal_s = _terms(each, placed, plan, stages)
     return _MicroBatch(
         stages=stages,
@@ -319,6 +323,7 @@ def _terms(each: Blocks, placed: Array, plan: Plan, stages: _Stages) -> tuple[di
     ideal = _of_stage(total, slowest)
     share = _shares(each, slowest, placed[slowest], plan)
     share["accumulation"] = _of_stage(stages.accumulated_s, slowest)
+    share["exposed_comm"] = _of_stage(stages.scattered_s, slowest)
     share["offload"] = _of_stage(stages.offload_s, slowest)
     share["sharding"] = np.maximum(ideal - sum(share.values()), 0.0)
     return {f"{name}_s": seconds for name, seconds in share.items()}, ideal
@@ -348,11 +353,13 @@ def _messages(
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Stages:
     """Seconds of each stage per micro-batch; accumulated_s: what adding up gradients takes of the backward pass;
-    offload_s: what copies to and from the host add; gathered: the collectives of sharded parameters."""
+    scattered_s: what scattering them adds, where they are sharded; offload_s: what copies to and from the host add;
+    gathered: the collectives of sharded parameters."""
 
     forward_s: Array
     backward_s: Array
     accumulated_s: Array
+    scattered_s: Array
     offload_s: Array
     gathered: Gathered | None
 
@@ -362,6 +369,7 @@ class _Stages:
             forward_s=taken(self.forward_s, pair, 1),
             backward_s=taken(self.backward_s, pair, 1),
             accumulated_s=self.accumulated_s,
+            scattered_s=taken(self.scattered_s, pair, 1),
             offload_s=taken(self.offload_s, pair, 1),
             gathered=None if self.gathered is None else self.gathered.at(pair),
         )
@@ -395,15 +403,19 @@ def _stages(
             interference=traits.interference,
         )  # fmt: skip
         f, g, before, after = found.forward_s, found.backward_s, found.before, found.after
-    # Every micro-batch adds its gradients to those before it.
-    shards = shard_ranks(plan) if plan.zero >= 3 else 1
+    # Every micro-batch adds its gradients, or its share of them, to those before it.
+    shards = shard_ranks(plan) if plan.zero >= 2 else 1
     accumulated = held * params.block * (passes * traits.reduce_dtype_bytes / traits.memory_Bps / shards)
     first, last = _ends(plan.pp)
     forward = f @ placed.T + column(before[0]) * first + column(after[0]) * last
     backward = g @ placed.T + accumulated + column(before[1]) * first + column(after[1]) * last
+    sent_s = scattered(plan, params, lines, held, reduce_bytes=traits.reduce_dtype_bytes)
+    if traits.overlap:
+        sent_s = exposed(sent_s, backward, 0, traits.interference)
     return _Stages(
-        forward_s=forward, backward_s=backward, accumulated_s=accumulated, offload_s=0.0 * forward, gathered=found
-    )
+        forward_s=forward, backward_s=backward + sent_s, accumulated_s=accumulated, scattered_s=sent_s,
+        offload_s=0.0 * forward, gathered=found,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=256)

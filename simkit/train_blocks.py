@@ -15,7 +15,7 @@ import numpy as np
 from simkit import roofline
 from simkit.parallel import tensor
 from simkit.price import Compute, hosted
-from simkit.program import Program, kinds
+from simkit.program import DIVIDES, Ops, Program, kinds
 from simkit.roofline import Array, Law
 from simkit.spec.model import TransformerSpec
 from simkit.spec.plan import DTYPE_BYTES, Plan
@@ -39,7 +39,9 @@ class Priced:
     """What a rank computes whatever its network: seconds per kind of block (last axis), and of the ends (forward,
     backward).
 
-    fused_*_s: of fused attention, beside which keys and values go round; launches_*: kernels of a block.
+    fused_*_s: of fused attention, beside which keys and values go round; linear_*_s: of the products with weights that
+    are divided over the tensor-parallel ranks, wgrad_s: of the weight gradients of the column-parallel ones alone,
+    beside which messages of tensor parallelism may go; launches_*: kernels of a block.
     """
 
     forward_s: Array
@@ -47,6 +49,9 @@ class Priced:
     recompute_s: Array
     fused_forward_s: Array
     fused_backward_s: Array
+    linear_forward_s: Array
+    linear_backward_s: Array
+    wgrad_s: Array
     launches_forward: Array
     launches_backward: Array
     before: tuple[Num, Num]
@@ -93,8 +98,11 @@ def price(
         forward_s=tf @ runs_f.T,
         backward_s=tb @ runs_b.T,
         recompute_s=tf @ replayed.T,
-        fused_forward_s=tf[..., fused_f] @ runs_f[:, fused_f].T,
-        fused_backward_s=tb[..., fused_b] @ runs_b[:, fused_b].T,
+        fused_forward_s=_part(tf, runs_f, fused_f),
+        fused_backward_s=_part(tb, runs_b, fused_b),
+        linear_forward_s=_part(tf, runs_f, _divided(program.forward, "nk")),
+        linear_backward_s=_part(tb, runs_b, _divided(program.backward, "mnk")),
+        wgrad_s=_part(tb, runs_b, _divided(program.backward, "m")),
         launches_forward=runs_f @ program.forward.kernels,
         launches_backward=runs_b @ program.backward.kernels + replayed @ program.forward.kernels,
         before=(_number(tf @ b.before[0]), _number(tb @ b.before[1])),
@@ -112,6 +120,30 @@ def price(
             math_share=_number(np.divide(bound, total, out=np.zeros_like(total), where=total > 0.0)),
         ),
     )
+
+
+def _part(seconds: Array, runs: Array, rows: Any) -> Array:
+    """Seconds by kind of block of some rows."""
+    return np.asarray(seconds[..., rows] @ runs[:, rows].T)
+
+
+@lru_cache(maxsize=256)
+def _divided(ops: Ops, dimensions: str) -> Any:
+    """The products that tensor-parallel ranks divide along one of these dimensions."""
+    codes = [DIVIDES.index(one) for one in dimensions]
+    return np.isin(ops.divides, codes) & (ops.kind != roofline.MEMORY)
+
+
+def exposed(sent_s: Num, beside_s: Num, chunks: int, rho: float) -> Num:
+    """What is left of messages of `sent_s` that go beside products of `beside_s`: the first of the chunks waits for
+    nothing to hide behind, the rest hides as far as the products last, and slows them by rho seconds a second.
+
+        c/n + max(c (n-1)/n - t, 0) + rho min(c (n-1)/n, t)          n = 0: all of it may hide, c instead of c (n-1)/n
+    """
+    first = sent_s / chunks if chunks else 0.0
+    hideable = sent_s - first
+    hidden = np.minimum(hideable, beside_s)
+    return first + hideable - (1.0 - min(rho, 1.0)) * hidden
 
 
 def _number(value: Any) -> Any:
@@ -153,10 +185,18 @@ class Blocks:
 
 
 def blocks(
-    priced: Priced, program: Program, spec: TransformerSpec, plan: Plan, lines: Lines, launch_s: float
+    priced: Priced,
+    program: Program,
+    spec: TransformerSpec,
+    plan: Plan,
+    lines: Lines,
+    launch_s: float,
+    *,
+    rho: float = 0.0,
 ) -> Blocks:
-    """Blocks with their messages and with the host that launches them (launch_s a kernel)."""
-    sent = _sent(priced, program, spec, plan, lines)
+    """Blocks with their messages and with the host that launches them (launch_s a kernel); rho: seconds of compute that
+    a second of a message beside it costs."""
+    sent = _sent(priced, program, spec, plan, lines, rho)
     edge = sent["tensor parallelism"][2] if plan.tp > 1 else 0.0
     tp_f: Num = sum(there for there, _, _ in sent.values())
     tp_b: Num = sum(back for _, back, _ in sent.values())
@@ -175,15 +215,15 @@ def blocks(
     )
 
 
-def _sent(priced: Priced, program: Program, spec: TransformerSpec, plan: Plan, lines: Lines) -> dict[str, Sent]:
+def _sent(
+    priced: Priced, program: Program, spec: TransformerSpec, plan: Plan, lines: Lines, rho: float
+) -> dict[str, Sent]:
     """The messages inside the blocks, of those kinds of parallelism that there are."""
     found: dict[str, Sent] = {}
     per_block, routed, width = _per_kind(program, spec.hidden, DTYPE_BYTES[plan.precision])
     if plan.tp > 1:
         message_s = lines.tensor_message(width)
-        there = column(message_s) * per_block
-        # Gradients go as activations do; a sharded sequence is gathered once more, and what is replayed is sent again.
-        back = there * (1.0 + 0.5 * (plan.sp > 1) + (plan.recompute == "full"))
+        there, back = _beside_products(priced, plan, column(message_s) * per_block, rho)
         found["tensor parallelism"] = there, back, message_s
     if plan.cp > 1:
         found["ring of keys and values"] = *_ring(priced, spec, plan, lines), 0.0
@@ -191,6 +231,26 @@ def _sent(priced: Priced, program: Program, spec: TransformerSpec, plan: Plan, l
         moved_s = column(lines.expert_message(width * max(spec.top_k, 1))) * routed
         found["expert all-to-all"] = 2.0 * moved_s, (4.0 if plan.recompute == "full" else 2.0) * moved_s, 0.0
     return found
+
+
+def _beside_products(priced: Priced, plan: Plan, sent_s: Array, rho: float) -> tuple[Array, Array]:
+    """What messages of tensor parallelism leave exposed forward and backward, of `sent_s` in either direction.
+
+    Gradients go as activations do; a sharded sequence is gathered once more, and what is replayed is sent again.
+    """
+    regather = 0.5 * sent_s * (plan.sp > 1)
+    there, back = sent_s, sent_s + regather
+    if plan.tp_overlap == "chunks" and plan.sp > 1:
+        # Chunks go by copy engines or few processors, and leave the products alone (PyTorch's symmetric memory,
+        # Transformer Engine's userbuffers).
+        there = exposed(there, priced.linear_forward_s, plan.tp, 0.0)
+        back = exposed(back, priced.linear_backward_s, plan.tp, 0.0)
+    elif plan.tp_overlap != "none":
+        # Beside weight gradients goes what the gradients of the inputs need: an all-reduce, or a reduce-scatter with
+        # the inputs that are gathered again.
+        aside = sent_s if plan.sp == 1 else 0.5 * sent_s + regather
+        back = back - aside + exposed(aside, priced.wgrad_s, 0, rho)
+    return there, back + there * (plan.recompute == "full")
 
 
 @lru_cache(maxsize=512)

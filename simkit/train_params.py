@@ -3,7 +3,10 @@
 With N_r elements on a rank, e_g and e_w bytes of a gradient and of a gathered weight, over R = dp·cp replicas:
 
     no sharding      all-reduce of e_g N_r after the last micro-batch
-    ZeRO-1, 2        reduce-scatter of e_g N_r and all-gather of e_w N_r: the same volume
+    ZeRO-1           reduce-scatter of e_g N_r and all-gather of e_w N_r: the same volume
+    ZeRO-2           the same, but a reduce-scatter after every micro-batch: a rank keeps its share of gradients alone
+    with owners      whole tensors have one owner each: all-reduce of e_g N_r, and one broadcast from every owner of
+                     e_w N_r in all (InternEvo, `HybridZeroOptimizer.broadcast_params`)
     ZeRO-3, FSDP     per micro-batch two all-gathers of e_w N_r and one reduce-scatter of e_g N_r, block by block
     hybrid           the same over the shard group, and an all-reduce of the shards across groups
 
@@ -38,6 +41,7 @@ class Params:
     after: float
     stage_max: float
     experts: float
+    tensors: float
 
 
 @lru_cache(maxsize=1024)
@@ -55,8 +59,9 @@ def of_rank(model: Model, *, tp: int, ep: int, held: tuple[int, ...]) -> Params:
     stages[-1] += after
     fullest = int(stages.argmax())
     return Params(
-        block=block, before=before, after=after, stage_max=float(stages[fullest]), experts=held[fullest] * expert
-    )
+        block=block, before=before, after=after, stage_max=float(stages[fullest]), experts=held[fullest] * expert,
+        tensors=max(len(model.tensors) / len(held), 1.0),
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=512)
@@ -86,11 +91,12 @@ def owned(plan: Plan, params: Params) -> float:
 
 
 def exchange(
-    plan: Plan, params: Params, lines: Lines, *, gather_bytes: float, reduce_bytes: float
+    plan: Plan, params: Params, lines: Lines, *, gather_bytes: float, reduce_bytes: float, owners: bool = False
 ) -> tuple[Num, float, Num]:
     """(seconds, bytes a rank contributes, seconds without bytes) of the exchange after the last micro-batch.
 
-    Gradients (and gathered weights) go buffer by buffer, each with the latency of its collective.
+    Gradients (and gathered weights) go buffer by buffer, each with the latency of its collective; owners: updated
+    weights owner by owner.
     """
     replicas = plan.dp * plan.cp
     if replicas <= 1 or plan.zero >= 3:
@@ -105,15 +111,43 @@ def exchange(
         latency = buffers * once
         return cost(grads) - once + latency, grads, latency
     group = shard_ranks(plan)
-    reduce = lines.cost("reduce_scatter", group, stride)
-    gather = lines.cost("all_gather", group, stride)
     weights = params.stage_max * gather_bytes
+    if owners:
+        reduce, send = lines.cost("all_reduce", replicas, stride), lines.cost("broadcast", group, stride)
+        messages = min(float(group), params.tensors)
+        latency = buffers * reduce(0.0) + messages * send(0.0)
+        sent_s = reduce(grads / buffers) * buffers + send(weights / messages) * messages
+        return sent_s, grads, latency
+    gather = lines.cost("all_gather", group, stride)
+    # Gradients that are sharded have left with every micro-batch (`scattered`).
+    reduce = lines.cost("reduce_scatter", group if plan.zero < 2 else 1, stride)
     each = reduce(0.0) + gather(0.0)
     seconds, latency = reduce(grads) + gather(weights) + (buffers - 1.0) * each, buffers * each
     if replicas > group:
         across = lines.cost("all_reduce", replicas // group, stride * group)
         seconds, latency = seconds + across(grads / group), latency + across(0.0)
     return seconds, grads, latency
+
+
+def scattered(plan: Plan, params: Params, lines: Lines, held: Any, *, reduce_bytes: float) -> Array:
+    """Seconds in which each stage's gradients of one micro-batch are scattered over their shards: ZeRO-2 keeps no more
+    than its share between micro-batches (Rajbhandari et al., section 5.2; DeepSpeed and FSDP's SHARD_GRAD_OP alike)."""
+    group = shard_ranks(plan)
+    if plan.zero != 2 or group <= 1:
+        return np.zeros(len(held))
+    elements = np.asarray(held, dtype=float) * params.block
+    elements[0] += params.before
+    elements[-1] += params.after
+    cost = lines.cost("reduce_scatter", group, plan.tp)
+    whole = plan.fusion == "all" or plan.bucket_bytes <= 0.0
+    buffers = 1.0 if whole else np.maximum(elements * FP32_BYTES / plan.bucket_bytes, 1.0)
+    each = np.asarray(cost(0.0))[..., None]
+    return np.asarray(_each(cost, elements * reduce_bytes) + (buffers - 1.0) * each)
+
+
+def _each(cost: Any, nbytes: Array) -> Array:
+    """Seconds of several sizes (last axis), of links that may be arrays over points."""
+    return np.stack([np.asarray(cost(one)) for one in nbytes.tolist()], axis=-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

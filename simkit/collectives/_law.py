@@ -119,6 +119,8 @@ def _law(link: Link, op: str, device: str, staged: bool, engine: str) -> Law:
         if name in link.calibration:
             return _fitted(link, op, name)
     share, why = STAGED if staged else PRIOR.get(link.transport, AS_GIVEN)
+    if link.usable is not None and not staged:
+        share, why = link.usable, "as the profile of the link has it"
     rate = (min(link.Bps, link.up_Bps) if link.up_Bps else link.Bps) * share
     evidence = f"{link.name}: line rate x {share:.2g} ({why}), latency of the profile"
     launch_s = LAUNCH_S if link.scope == "gpu" and link.transport else 0.0

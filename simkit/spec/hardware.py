@@ -86,6 +86,7 @@ class Link:
     Bps: line rate per direction and per GPU (scope "gpu") or per NIC (scope "nic" and "wan").
     latency_s: one message, one hop, as the datasheet or a published measurement gives it.
     up_Bps: the sender's direction where it differs (WAN); None = symmetric. duplex: both directions at once.
+    usable: share of the line rate that collectives reach where nothing was measured; None = that of the transport.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Link:
     Bps: float
     latency_s: float
     up_Bps: float | None = None
+    usable: float | None = None
     duplex: bool = True
     switched: bool = True
     p2p: bool = True

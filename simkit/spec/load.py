@@ -186,6 +186,17 @@ def _peak(top: Table, path: Path) -> dict[str, float]:
     return peak
 
 
+def _share(top: Table) -> float | None:
+    """``usable``, a share of 1."""
+    top.asked += ["usable"]
+    value = top.data.get("usable")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value <= 1.0:
+        raise InputError("is no share between 0 and 1", file=str(top.file), key="usable", value=value)
+    return float(value)
+
+
 @lru_cache(maxsize=512)
 def _link(path: Path, calibration: bool) -> Link:
     data = store.read(path)
@@ -198,6 +209,7 @@ def _link(path: Path, calibration: bool) -> Link:
         Bps=top.quantity("rate", "Bps", low=1e2, high=1e15),
         latency_s=top.quantity("latency", "s", zero=True, high=60.0),
         up_Bps=top.optional("up_rate", "Bps", low=1e2, high=1e15),
+        usable=_share(top),
         duplex=top.flag("duplex", True),
         switched=top.flag("switched", True),
         p2p=top.flag("p2p", True),

@@ -38,6 +38,7 @@ class Plan:
     zero: int = 0
     shard_group: int = 1
     schedule: str = "1f1b"
+    tp_overlap: str = "none"
     offload: str = "none"
     precision: str = "fp32"
     master_dtype: str = "fp32"

@@ -78,6 +78,19 @@ def pools(device: Device, dtype: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+def sustained_pool(device: Device) -> str | None:
+    """Name of the prior for the clock under load: of one architecture and FLOP per clock of 16-bit products; None where
+    a fact is missing."""
+    per_clock = flop_per_clock(device, device.peak_flops.get("fp16", 0.0))
+    return None if per_clock is None else f"sustained.{device.architecture}.{per_clock:.0f}"
+
+
+def memory_prior(device: Device) -> float:
+    """Fraction of the memory bandwidth that streaming reaches on a device nobody measured: of its architecture, or
+    pooled over all."""
+    return prior(f"memory.{device.architecture}", "fraction", prior("memory", "fraction", DEFAULT_FRACTION))
+
+
 def attention_prior(device: Device, ceiling: float) -> tuple[float, float]:
     """(ceiling, depth) of fused attention nobody measured: its share of the ceiling of matrix products, per
     architecture or pooled over all."""

@@ -82,6 +82,8 @@ class Resolved:
             "optimizer": p.optimizer,
             "seed": self.scenario.get("seed", 0),
         }
+        if p.tp > 1:
+            out["tp_overlap"] = p.tp_overlap
         if p.dp > 1:
             out |= {"overlap": p.overlap, "fusion": p.fusion, "bucket_mb": p.bucket_bytes / MIB}
         if p.method in ("power-sgd", "acp-sgd"):
@@ -227,6 +229,7 @@ def _chosen(
         "reduce_dtype": scenario.get("reduce_dtype", _reduced(software.reduce_dtype, precision)),
         "recompute": scenario.get("recompute", "none"),
         "compile": scenario.get("compile", software.compiled),
+        "tp_overlap": scenario.get("tp_overlap", software.tp_overlap),
         "optimizer": tell(
             "optimizer", "sgd-momentum" if net.input_kind == "images" else "adamw", "usual for such a network"
         ),
@@ -275,7 +278,10 @@ class _Teller:
 
 
 def _reduced(dtype: str, precision: str) -> str:
-    """The dtype gradients are exchanged in: ``compute`` = that of the arithmetic, where it has 16 bits."""
+    """The dtype gradients are exchanged in: ``compute`` = that of the arithmetic, where it has 16 bits; ``main`` = the
+    same, but fp32 where it is bf16, in which Megatron-LM adds gradients up in fp32."""
+    if dtype == "main":
+        return "fp16" if precision == "fp16" else "fp32"
     if dtype != "compute":
         return dtype
     return precision if precision in ("fp16", "bf16") else "bf16" if precision in ("fp8", "int8") else "fp32"

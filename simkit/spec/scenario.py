@@ -112,6 +112,14 @@ _FIELDS = (
         group="parallel",
     ),
     FieldSpec(
+        name="tp_overlap",
+        kind="choice",
+        choices=("none", "backward", "chunks"),
+        help="messages of tensor parallelism beside products: none, those of input gradients, or all, in chunks "
+        "(asynchronous TP)",
+        group="parallel",
+    ),
+    FieldSpec(
         name="offload",
         kind="choice",
         choices=("none", "optimizer", "params"),

@@ -36,6 +36,9 @@ _KEYS = frozenset(
         "host_optimizer",
         "vocab_multiple",
         "strict_interleaving",
+        "softmax_batches",
+        "tp_overlap",
+        "zero_owners",
         "sources",
     }
 )
@@ -44,18 +47,20 @@ _KEYS = frozenset(
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stack:
     """A software stack. mlm_positions: share of the positions a masked-LM head is computed for. optimizer_bytes: bytes
-    moved per parameter and step; attention_kernels: ``newest`` of the device, or ``flash-2``, which knows no Hopper;
-    scatter_gather: between pipeline stages a tensor-parallel rank sends its share
-    alone; optimizer_kernels: launches per tensor and step. fused: point-wise operators that run
-    inside a neighbour's kernel, by their names in `simkit.workloads`; reduce_dtype: of the gradient exchange; autocast:
-    weights are cast at each use rather than kept in the dtype of the arithmetic; accumulation_passes: gradients read
-    and written, in elements a parameter and micro-batch, to add them to those of earlier micro-batches.
-    host_optimizer: an offloaded optimizer runs on the host's processors (false: its state streams through the device);
-    vocab_multiple: the vocabulary is padded to a multiple of this for each tensor-parallel rank; strict_interleaving:
-    interleaved pipelines take a multiple of pp micro-batches only.
-    calibration holds at most three fitted constants a file, of ``eager`` (elementwise, host_kernel_s, step_s,
-    attention), ``conv``
-    (fp32, tensor) and ``message`` (seconds)."""
+    moved per parameter and step; attention_kernels: ``newest`` of the device, ``flash-2``, which knows no Hopper, or
+    ``sdpa``, PyTorch's choice; scatter_gather: between pipeline stages a tensor-parallel rank sends its share alone;
+    optimizer_kernels: launches per tensor and step. fused: point-wise operators that run inside a neighbour's kernel,
+    by their names in `simkit.workloads`; reduce_dtype: of the gradient exchange; autocast: weights are cast at each use
+    rather than kept in the dtype of the arithmetic; accumulation_passes: gradients read and written, in elements a
+    parameter and micro-batch, to add them to those of earlier micro-batches. host_optimizer: an offloaded optimizer
+    runs on the host's processors (false: its state streams through the device); vocab_multiple: the vocabulary is
+    padded to a multiple of this for each tensor-parallel rank; strict_interleaving: interleaved pipelines take a
+    multiple of pp micro-batches only; softmax_batches: the fused masked softmax takes score matrices of a rank (micro-
+    batch times heads over tp) in multiples of this, and any other number runs kernel by kernel. tp_overlap: as in
+    `simkit.spec.plan.Plan`; zero_owners: ZeRO-1 and 2 give every tensor one owner, which broadcasts it, rather than
+    every rank a slice; parents: the stacks it inherits from, closest first. calibration holds at most three fitted
+    constants a stack, those it inherits included, of ``eager`` (elementwise, host_kernel_s, step_s, interference),
+    ``attention`` (time), ``conv`` (fp32, tensor) and ``message`` (seconds)."""
 
     name: str
     title: str
@@ -75,6 +80,10 @@ class Stack:
     host_optimizer: bool = True
     vocab_multiple: int = 1
     strict_interleaving: bool = False
+    softmax_batches: int = 1
+    tp_overlap: str = "none"
+    zero_owners: bool = False
+    parents: tuple[str, ...] = ()
     sources: Mapping[str, str]
     calibration: Mapping[str, Fit]
     file: str = ""
@@ -122,6 +131,10 @@ def _stack(name: str, profiles: tuple[str, ...]) -> Stack:
         host_optimizer=bool(table.get("host_optimizer", True)),
         vocab_multiple=int(table.get("vocab_multiple", 1)),
         strict_interleaving=bool(table.get("strict_interleaving", False)),
+        softmax_batches=int(table.get("softmax_batches", 1)),
+        zero_owners=bool(table.get("zero_owners", False)),
+        tp_overlap=str(table.get("tp_overlap", "none")),
+        parents=tuple(merged["parents"]),
         reduce_dtype=str(table.get("reduce_dtype", "fp32")),
         sources=MappingProxyType(dict(table.get("sources", {}))),
         calibration=MappingProxyType({k: fit(k, v, file) for k, v in fits.items()}),
@@ -148,17 +161,28 @@ def _merged(name: str, profiles: tuple[str, ...], *, depth: int) -> tuple[dict[s
     _check(table, file)
     parent = table.pop("inherits", None)
     if parent is None:
-        return read, str(path)
+        return read | {"parents": []}, str(path)
     if depth > 8:
         raise InputError("inherits from itself", file=file, key="inherits", value=parent)
     base, _ = _merged(parent, profiles, depth=depth + 1)
     return {
         "stack": base["stack"] | table,
         "calibration": base.get("calibration", {}) | read.get("calibration", {}),
+        "parents": [parent, *base["parents"]],
     }, str(path)
 
 
+_CHOICES = {
+    "attention_kernels": ("newest", "flash-2", "sdpa"),
+    "tp_overlap": FIELDS["tp_overlap"].choices,
+    "reduce_dtype": (*FIELDS["reduce_dtype"].choices, "compute", "main"),
+}
+
+
 def _check(table: dict[str, Any], file: str) -> None:
+    for key, choices in _CHOICES.items():
+        if key in table and table[key] not in choices:
+            raise unknown(key, table[key], choices, file=file)
     for key in ("overlap", "fusion"):
         if key in table and table[key] not in FIELDS[key].choices:
             raise unknown(key, table[key], FIELDS[key].choices, file=file)

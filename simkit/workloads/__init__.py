@@ -19,7 +19,9 @@ class Numerics:
     cast_bytes: bytes moved per parameter and pass because master weights have another dtype (0 = none); attention:
     ``math`` or ``flash``; compiled: point-wise chains run as one kernel; head_share: share of the positions a masked-LM
     head is computed for; windowed: sequences are longer than the sliding window of a network that has one; fused:
-    point-wise operators that run inside a neighbour's kernel and move nothing of their own."""
+    point-wise operators that run inside a neighbour's kernel and move nothing of their own; plain_softmax: the masked
+    softmax of attention scores runs kernel by kernel in fp32; selective: what selective recomputation replays, see
+    `Program.replayed`."""
 
     element_bytes: float = 4.0
     cast_bytes: float = 0.0
@@ -28,6 +30,8 @@ class Numerics:
     head_share: float = 1.0
     windowed: bool = False
     fused: frozenset[str] = frozenset()
+    plain_softmax: bool = False
+    selective: str = "scores"
 
 
 @lru_cache(maxsize=512)

@@ -66,6 +66,21 @@ def _flash(writer: Writer, module: str, operands: Array, result: Array, *, causa
     return Node((forward,), (kernel("flash.grad", ATTENTION_GRAD, FLASH_BACKWARD, 2.0 * moved),))
 
 
+PLAIN_SOFTMAX = (36.0, 40.0)
+"""Bytes a score, forward and backward, of a masked softmax in fp32 that no kernel fuses: cast up 2 + 4, scale 4 + 4,
+mask 4 + 4, softmax 4 + 4, cast down 4 + 2; backward cast 2 + 4, softmax 8 + 4, mask 4 + 4, scale 4 + 4, cast 4 + 2.
+Counted on `FusedScaleMaskSoftmax.forward_torch_softmax` of Megatron-LM (megatron/model/fused_softmax.py)."""
+
+
+def _softmax(writer: Writer, module: str, scores: Array) -> Node:
+    """The softmax of the scores; kept are the probabilities, besides their fp32 form where nothing fuses it."""
+    if not writer.numerics.plain_softmax:
+        return writer.pointwise("softmax", module, scores, 2.0, 3.0, saved=scores * writer.e, divides="bytes")
+    there, back = (nbytes / writer.e for nbytes in PLAIN_SOFTMAX)
+    saved = scores * (writer.e + FP32_BYTES)
+    return writer.pointwise("softmax", module, scores, there, back, saved=saved, kernels=5.0, divides="bytes")
+
+
 def _math(writer: Writer, module: str) -> list[Node]:
     spec, e = writer.spec, writer.e
     scores, copies = BSS * spec.heads, B * spec.heads
@@ -83,7 +98,7 @@ def _math(writer: Writer, module: str) -> list[Node]:
         Node((product("qk", d, inner=False),), (product("qk.dq", d, inner=True), product("qk.dk", d, inner=True))),
         writer.pointwise("scale", module, scores, 2.0, 2.0, divides="bytes"),
         writer.pointwise("mask", module, scores, 2.0, 0.0, divides="bytes"),
-        writer.pointwise("softmax", module, scores, 2.0, 3.0, saved=scores * e, divides="bytes"),
+        _softmax(writer, module, scores),
     ]
     if writer.dropout:
         nodes.append(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from simkit.program import BS, BSS, ZERO, Node, Program, Recorder
 from simkit.roofline import Array
@@ -36,9 +37,10 @@ def build(model: Model, numerics: Numerics) -> Program:
     for nodes, rename in _blocks(model.tensors, writer):
         recorder.add(nodes, rename, block=BS * (spec.hidden * writer.e))
     recorder.add(_ends.head(writer, last, tables))
-    return recorder.program(
+    found = recorder.program(
         [t.name for t in model.tensors], logits=_ends.logits_bytes(writer), model_flops=_model_flops(model, writer)
     )
+    return replace(found, selective=numerics.selective)
 
 
 def _split(outside: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

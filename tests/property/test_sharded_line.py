@@ -107,12 +107,17 @@ def test_more_sharding_never_takes_more_memory(fields: dict[str, Any], degree: s
 @EXAMPLES
 @given(plans, st.integers(2, 6))
 def test_accumulation_adds_micro_batches_and_no_exchange(fields: dict[str, Any], times: int) -> None:
-    """One pipeline stage: a step of k micro-batches takes k times what one takes, but for what happens once a step."""
+    """One pipeline stage: a step of k micro-batches takes k times what one takes, but for what happens once a step.
+    ZeRO-2 scatters gradients with every micro-batch and gathers weights once: its exchange lies in between."""
     fields = fields | {"pp": 1, "overlap": "none", "tp": 2, "grad_accum": 1}
     once = ("exposed_comm_s", "optimizer_s", "host_s")
     one, many = run(fields), run(fields | {"grad_accum": times})
     for term in {*one.breakdown, *many.breakdown}:
         factor = 1 if term in once else times
+        if term == "exposed_comm_s" and fields["zero"] == 2:
+            assert one.breakdown.get(term, 0.0) <= many.breakdown.get(term, 0.0) * (1 + 1e-9)
+            assert many.breakdown.get(term, 0.0) <= times * one.breakdown.get(term, 0.0) * (1 + 1e-9)
+            continue
         assert many.breakdown.get(term, 0.0) == pytest.approx(
             factor * one.breakdown.get(term, 0.0), rel=1e-9, abs=1e-9 * many.end_s
         ), term
@@ -151,7 +156,12 @@ def test_the_pipeline_is_the_recurrence_over_its_events(fields: dict[str, Any]) 
     )
     once = ("exposed_comm_s", "optimizer_s", "host_s", "straggler_s")
     pipeline_s = found.end_s - sum(found.breakdown.get(k, 0.0) for k in once)
-    assert pipeline_s == pytest.approx(float(line.end_s), rel=1e-9)
+    if fields["zero"] == 2:
+        # What ZeRO-2 scatters with every micro-batch is part of the pipeline, and shown with the exchange.
+        assert pipeline_s <= float(line.end_s) * (1 + 1e-9)
+        assert found.end_s >= float(line.end_s) * (1 - 1e-9)
+    else:
+        assert pipeline_s == pytest.approx(float(line.end_s), rel=1e-9)
 
 
 def test_sixteen_thousand_gpus_cost_what_sixty_four_cost() -> None:

@@ -109,7 +109,10 @@ def test_replay_stretches_each_blocks_backward_pass(recompute: str) -> None:
     starts = none.program.blocks.starts
     replayed = none.program.replayed(recompute)[0]
     assert np.flatnonzero(added > 1e-15).tolist() == sorted(starts.tolist())
-    assert added[starts] == pytest.approx(np.full(12, float(replayed @ none.compute.forward_s)))
+    # The host launches the replay too: never faster than the device alone, and hardly slower on this many tokens.
+    device = float(replayed @ none.compute.forward_s)
+    assert np.all(added[starts] >= device * (1 - 1e-9))
+    assert added[starts] == pytest.approx(np.full(12, device), rel=0.02)
 
 
 def test_recomputation_of_accumulated_steps_is_counted_in_each() -> None:

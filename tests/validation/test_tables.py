@@ -15,16 +15,16 @@ CEILINGS = {
     "dataparallel_ddlbench": 0.040,
     "dataparallel_dlperf": 0.135,
     "dataparallel_acpsgd_table": 0.10,
-    "pretrain_vtrain": 0.075,
-    "pretrain_llm_foundry": 0.036,
-    "pretrain_llm_foundry_old": 0.049,
+    "pretrain_vtrain": 0.067,
+    "pretrain_llm_foundry": 0.027,
+    "pretrain_llm_foundry_old": 0.040,
     "pretrain_megatron_papers": 0.145,
     "pretrain_bigscience": 0.068,
-    "pretrain_internevo": 0.082,
+    "pretrain_internevo": 0.047,
     "pretrain_flagperf": 0.060,
-    "pretrain_hf_two_cards": 0.080,
+    "pretrain_hf_two_cards": 0.079,
     "pretrain_llmq_consumer": 0.090,
-    "pretrain_megatron_ci": 0.110,
+    "pretrain_megatron_ci": 0.108,
 }
 
 
