@@ -36,7 +36,7 @@ from simkit.decentral_step import Crew, Rules
 from simkit.errors import RefusedError, unknown
 from simkit.evaluate import HOST_KERNEL_S
 from simkit.memory import CONTEXT_BYTES, CONTEXT_DEFAULT_BYTES, FRAGMENTATION, Memory
-from simkit.memory_states import WORKSPACE_BYTES
+from simkit.memory_facts import WORKSPACE_BYTES
 from simkit.methods import OWN
 from simkit.price import hosted
 from simkit.report import Report, Term

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from simkit import roofline
 from simkit.evaluate import HOST_KERNEL_S, workload
 from simkit.memory import CONTEXT_BYTES, CONTEXT_DEFAULT_BYTES, FRAGMENTATION
-from simkit.memory_states import OPTIMIZER_STATES, WORKSPACE_BYTES
+from simkit.memory_facts import OPTIMIZER_STATES, WORKSPACE_BYTES
 from simkit.opgraph import Units, units
 from simkit.price import Pricing, compute, hosted, pricing
 from simkit.program import SCORES, Program, basis

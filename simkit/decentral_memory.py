@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simkit.decentral_search import Answer, holds, needs
 from simkit.memory import CONTEXT_BYTES, CONTEXT_DEFAULT_BYTES, FRAGMENTATION, Memory
-from simkit.memory_states import OPTIMIZER_STATES, WORKSPACE_BYTES
+from simkit.memory_facts import OPTIMIZER_STATES, WORKSPACE_BYTES
 from simkit.program import basis
 from simkit.spec.plan import DTYPE_BYTES
 from simkit.units import format_bytes

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,14 +13,13 @@ from numpy.typing import NDArray
 from simkit.exchange import Exchange, Method, exchange
 from simkit.memory import exchange_bytes, memory, staged, verdicts
 from simkit.memory_facts import memory_facts
-from simkit.memory_sharded import most_in_flight
 from simkit.price import UNSCALED, Compute, Pricing, Scales, compute, optimizer_seconds, pricing, scaled
 from simkit.program import Program
 from simkit.report import Memory
 from simkit.roofline import Array, Law
 from simkit.spec.hardware import Cluster, Device
 from simkit.spec.model import Model
-from simkit.spec.plan import DTYPE_BYTES, Plan
+from simkit.spec.plan import DTYPE_BYTES, Plan, once
 from simkit.spec.priors import prior
 from simkit.spec.resolve import Resolved
 from simkit.spec.stack import Stack
@@ -338,8 +336,12 @@ def weigh(
     smallest, reserve, exchanged = _room(resolved, model, plan)
     # A job weighs the same however many micro-batches a step has, once it holds all that it will ever hold; only the
     # way out reads their number.
-    accum = min(plan.grad_accum, most_in_flight(plan.schedule, plan.pp, plan.vpp)) if staged(plan, model) else 1
-    found = _weighed(accum, _but_accum(plan), work, model, smallest, cost, exchanged, reserve)
+    accum = 1
+    if staged(plan, model):
+        from simkit.memory_sharded import most_in_flight
+
+        accum = min(plan.grad_accum, most_in_flight(plan.schedule, plan.pp, plan.vpp))
+    found = _weighed(accum, once(plan), work, model, smallest, cost, exchanged, reserve)
     if found.fits or not advise:
         return found
     asked = partial(
@@ -363,14 +365,10 @@ def _room(resolved: Resolved, model: Model, plan: Plan) -> tuple[Device, float, 
     return smallest, reserve, _exchange_bytes(model, Method.of(plan))
 
 
-_WEIGHING = tuple(f.name for f in fields(Plan) if f.name != "grad_accum")
-_but_accum = attrgetter(*_WEIGHING)
-
-
 @lru_cache(maxsize=1024)
 def _weighed(
     accum: int,
-    values: tuple[Any, ...],
+    plan: Plan,
     work: Program,
     model: Model,
     device: Device,
@@ -378,9 +376,9 @@ def _weighed(
     exchanged: float,
     reserve: float,
 ) -> Memory:
-    plan = Plan(**dict(zip(_WEIGHING, values, strict=True)), grad_accum=accum)
     return memory(
-        work, model, plan=plan, device=device, compute=cost, exchange_bytes=exchanged, reserve_bytes=reserve,
+        work, model, plan=replace(plan, grad_accum=accum), device=device, compute=cost,
+        exchange_bytes=exchanged, reserve_bytes=reserve,
         advise=False,
     )  # fmt: skip
 

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simkit.errors import InputError
-from simkit.memory import OPTIMIZER_STATES
+from simkit.memory_facts import OPTIMIZER_STATES
 from simkit.spec.plan import DTYPE_BYTES, Plan
 from simkit.spec.resolve import Resolved
 from simkit.spec.scenario import FIELDS, Scenario

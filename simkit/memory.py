@@ -24,14 +24,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simkit import plugins
-from simkit.memory_facts import FACTS, FRAGMENTATION
-from simkit.memory_sharded import StageMemory, memory_of_stages
-from simkit.memory_states import OPTIMIZER_STATES, WORKSPACE_BYTES
+from simkit.memory_facts import FACTS, FRAGMENTATION, OPTIMIZER_STATES, WORKSPACE_BYTES
 from simkit.memory_wayout import divisors, stronger, way_out
 from simkit.price import Compute
 from simkit.program import Program, basis
@@ -40,6 +39,9 @@ from simkit.spec.hardware import Device
 from simkit.spec.model import Model, TransformerSpec
 from simkit.spec.plan import DTYPE_BYTES, Plan
 from simkit.units import MIB, format_bytes
+
+if TYPE_CHECKING:
+    from simkit.memory_sharded import StageMemory
 
 CONTEXT_BYTES = {"volta": 420 * MIB, "turing": 420 * MIB, "pascal": 350 * MIB}
 CONTEXT_DEFAULT_BYTES = 520 * MIB
@@ -169,6 +171,8 @@ def _plain(
 
         def fitting(p: Plan) -> bool:
             if staged(p, model):
+                from simkit.memory_sharded import memory_of_stages
+
                 room = device.memory_bytes - context_bytes(p, device) - reserve_bytes
                 return _heaviest(memory_of_stages(program, model, p, exchange_bytes=exchange_bytes)) <= room
             return needed(p.micro_batch, p.recompute) <= capacity
@@ -225,6 +229,9 @@ def _staged(
     step_s: Callable[[Plan], float] | None,
     advise: bool,
 ) -> Memory:
+    # Sharded plans alone need it; a cold command should not pay for what it does not use.
+    from simkit.memory_sharded import memory_of_stages
+
     workspace = float(WORKSPACE_BYTES) if device.kind == "gpu" else 0.0
 
     def weighed(p: Plan) -> StageMemory:
@@ -269,6 +276,8 @@ def verdicts(
 ) -> tuple[Array, NDArray[np.bool_], list[str]]:
     """(device_bytes, fits, why_not) of the heaviest stage at many points of a plan that is weighed stage by stage:
     micro_batch and grad_accum are arrays over them. The figures are those of `memory`."""
+    from simkit.memory_sharded import memory_of_stages
+
     workspace = float(WORKSPACE_BYTES) if device.kind == "gpu" else 0.0
     found = memory_of_stages(program, model, plan, exchange_bytes=exchange_bytes, workspace_bytes=workspace)
     stage, reserved = found.reserved_bytes.argmax(axis=-1), found.reserved_bytes.max(axis=-1)
@@ -336,4 +345,4 @@ def _hopeless(plan: Plan, capacity: float, fixed: Mapping[str, float], least_byt
     return f"{least}: take a larger card or {'a shorter sequence' if plan.seq_len else 'smaller images'}"
 
 
-__all__ = ["FRAGMENTATION", "OPTIMIZER_STATES", "Memory", "StageMemory", "divisors", "memory", "memory_of_stages"]
+__all__ = ["FRAGMENTATION", "OPTIMIZER_STATES", "Memory", "divisors", "memory"]

@@ -10,7 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from simkit.units import GIB
+from simkit.units import GIB, MIB
+
+OPTIMIZER_STATES = {"adamw": 2.0, "adam": 2.0, "lamb": 2.0, "sgd-momentum": 1.0, "sgd": 0.0, "none": 0.0}
+WORKSPACE_BYTES = 128 * MIB
+"""cuBLAS (32 MiB a handle on Hopper, 8 elsewhere) and cuDNN scratch: assumed."""
 
 FRAGMENTATION = 0.05
 """Reserved over allocated less one: assumed, typical of a warm caching allocator with static shapes."""

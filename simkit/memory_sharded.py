@@ -31,9 +31,8 @@ from typing import Any
 
 import numpy as np
 
-from simkit.memory_facts import LOSS, MemoryFacts, memory_facts
+from simkit.memory_facts import LOSS, WORKSPACE_BYTES, MemoryFacts, memory_facts
 from simkit.memory_states import (
-    WORKSPACE_BYTES,
     Placed,
     element_bytes,
     fixed,

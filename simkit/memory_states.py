@@ -14,18 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from simkit.memory_facts import MemoryFacts, memory_facts
+from simkit.memory_facts import OPTIMIZER_STATES, MemoryFacts, memory_facts
 from simkit.parallel.pipeline import layers_per_stage
 from simkit.roofline import Array
 from simkit.spec.model import Model, Tensor, TransformerSpec
 from simkit.spec.plan import DTYPE_BYTES, Plan
-from simkit.units import MIB
 
 Num = Any
 Placed = tuple[int, ...]
-OPTIMIZER_STATES = {"adamw": 2.0, "adam": 2.0, "lamb": 2.0, "sgd-momentum": 1.0, "sgd": 0.0, "none": 0.0}
-WORKSPACE_BYTES = 128 * MIB
-"""cuBLAS (32 MiB a handle on Hopper, 8 elsewhere) and cuDNN scratch: assumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from simkit.evaluate import Evaluation, evaluate, is_sharded
 from simkit.memory import divisors
-from simkit.schedules import interleaved
 from simkit.spec.model import TransformerSpec
 from simkit.spec.plan import Plan
 from simkit.spec.resolve import Resolved
@@ -41,6 +40,8 @@ def interleavable(resolved: Resolved, grad_accum: int) -> None:
     """Raises InputError for micro-batches a step that the interleaved schedule of the stack cannot take."""
     plan = resolved.plan
     if plan.vpp > 1:
+        from simkit.schedules import interleaved
+
         interleaved.group(
             stages=plan.pp, micro_batches=grad_accum, flexible=not resolved.stack.strict_interleaving
         )

@@ -17,7 +17,7 @@ from simkit.decentral_lines import PAYLOAD
 from simkit.decentral_search import Answer, answer
 from simkit.des.swarm import Swarm, SwarmConfig
 from simkit.errors import InputError, RefusedError
-from simkit.memory_states import OPTIMIZER_STATES
+from simkit.memory_facts import OPTIMIZER_STATES
 from simkit.spec.peers import Peer
 from simkit.spec.plan import DTYPE_BYTES
 from simkit.spec.scenario import Scenario

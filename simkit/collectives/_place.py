@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from simkit.collectives._common import Num
 from simkit.errors import InputError
-from simkit.spec.hardware import Cluster, Device
+from simkit.spec.hardware import Cluster, Device, Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,18 @@ def place(cluster: Cluster, ranks: Num | Sequence[int] | None = None, *, stride:
         return Placement(
             ranks=group.gpus, nodes=group.nodes, per_node=group.gpus_per_node, devices=(group.device,)
         )
+    if isinstance(ranks, int):
+        return _place_once(cluster.groups, ranks, stride)
+    return _place(cluster, ranks, stride)
+
+
+@lru_cache(maxsize=4096)
+def _place_once(groups: tuple[Group, ...], ranks: int, stride: int) -> Placement:
+    """Where ranks sit has nothing to do with the links, which differ from question to question."""
+    return _place(Cluster(groups=groups, intra=None, inter=None), ranks, stride)
+
+
+def _place(cluster: Cluster, ranks: Num | None, stride: int) -> Placement:
     size: Num = cluster.gpus if ranks is None else ranks
     plain = isinstance(size, int)
     outside = np.less(size, 1) | ((np.asarray(size) - 1) * stride >= cluster.gpus) if not plain else False

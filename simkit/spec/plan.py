@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
 
 DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "nf4": 0.5, "int4": 0.5}
 """Bytes of one element in memory; tf32 is an arithmetic mode of fp32 storage."""
@@ -61,3 +64,18 @@ class Plan:
     @property
     def global_batch(self) -> int:
         return self.micro_batch * self.grad_accum * self.dp
+
+
+_OF_ONE = tuple(f.name for f in fields(Plan) if f.name != "grad_accum")
+_of_one = attrgetter(*_OF_ONE)
+
+
+def once(plan: Plan) -> Plan:
+    """The plan with one micro-batch a step: one object for all plans that differ in their number alone, so that they
+    share what is worked out for it."""
+    return _once(_of_one(plan))
+
+
+@lru_cache(maxsize=4096)
+def _once(values: tuple[Any, ...]) -> Plan:
+    return Plan(**dict(zip(_OF_ONE, values, strict=True)), grad_accum=1)
