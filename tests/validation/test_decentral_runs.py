@@ -30,7 +30,8 @@ def test_petals(context: int, inter: str, steps_per_s: float) -> None:
 
 @pytest.mark.parametrize(("inter", "busy"), [("4Gb/s@30ms", 0.96), ("500Mb/s@75ms", 0.83)])
 def test_intellect_1(inter: str, busy: float) -> None:
-    """Batch: 128 sequences of 8,192 a node and step. Full recomputation: nothing else fits; compiled, as it was."""
+    """Batch, recomputation, compilation: configs/10B/H100_intellect1.toml and src/zeroband/config.py (torch_compile is
+    true) of github.com/PrimeIntellect-ai/prime: 128 sequences of 8,192 a node and step, one at a time."""
     found = simkit.predict(
         method="local-sgd", model="intellect-1-10b", cluster="14x8xh100", inter=inter, nics_per_node=1, zero=3,
         stack="pytorch-fsdp", seq_len=8192, micro_batch=1, global_batch=14 * 128, recompute="full", inner_steps=100,
