@@ -10,7 +10,8 @@
 // Expanding 8 values: the mask byte selects a row of a table that tells each lane which of the next values it takes.
 //   16-bit values: 16 bytes hold all that one byte can ask for. They are broadcast to both halves of a register, and one
 //                  byte shuffle yields 8 floats at once: (0, 0, low, high) is the float whose upper half is a bfloat16.
-//   32-bit values: a permutation by lane, and a sign mask that clears the dropped lanes.
+//   32-bit values: 4 of them hold what half a byte can ask for, so each half of a register is loaded from its own place,
+//                  and one byte shuffle expands both halves.
 //   AVX-512:       the expand instruction; 7 cycles a vector on Zen 4, where the tables win, so AMD keeps to them.
 #include <stdint.h>
 #include <stdlib.h>
@@ -91,18 +92,18 @@ static void decode_plain(const uint64_t* bits, const T* vals, const int64_t* off
 struct Tables {
   alignas(64) uint8_t wide[256][32];  // 16-bit values to the upper halves of 8 lanes of 32 bits
   alignas(64) uint8_t half[256][16];  // 16-bit values to 8 lanes of 16 bits
-  alignas(64) uint64_t lane[256];     // 32-bit values to 8 lanes
+  alignas(64) uint32_t lane[256][8];  // 32-bit values to 8 lanes, places counted in each half apart
   Tables() {
     for (int m = 0; m < 256; m++) {
       int c = 0;
-      lane[m] = 0;
       for (int j = 0; j < 8; j++) {
         const bool kept = m >> j & 1;
         const uint8_t low = kept ? 2 * c : 0x80, high = kept ? 2 * c + 1 : 0x80;
         wide[m][4 * j] = wide[m][4 * j + 1] = 0x80;
         wide[m][4 * j + 2] = half[m][2 * j] = low;
         wide[m][4 * j + 3] = half[m][2 * j + 1] = high;
-        lane[m] |= (uint64_t)(kept ? c : 0x80) << (8 * j);
+        const int below = j < 4 ? 0 : __builtin_popcount(m & 15);
+        lane[m][j] = kept ? 0x03020100u + 0x04040404u * (uint32_t)(c - below) : 0x80808080u;
         c += kept;
       }
     }
@@ -112,15 +113,19 @@ static const Tables TABLE;
 
 #define BELOW(w, s) ((s) ? __builtin_popcountll((w) & ((1ull << (8 * (s))) - 1)) : 0)
 // The mask byte times 4: an index that x86 addressing scales by up to 8 without another shift.
-#define BYTE4(w, s) ((s) ? ((w) >> (8 * (s) - 2)) & 0x3fc : ((w) << 2) & 0x3fc)
+// A rotation: unlike a shift it has a form that leaves its operand, which saves a move.
+#define BYTE4(w, s) (((w) >> ((8 * (s) + 62) % 64) | (w) << (64 - (8 * (s) + 62) % 64)) & 0x3fc)
 
 struct Float32 {
   typedef float T;
   enum { BYTES = 4 };
   static IN2 __m256 expand(uint64_t w, int s, const T* p) {
-    const __m256i c = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(TABLE.lane + ((w >> (8 * s)) & 255))));
-    const __m256 v = _mm256_permutevar8x32_ps(_mm256_loadu_ps(p + BELOW(w, s)), c);
-    return _mm256_andnot_ps(_mm256_castsi256_ps(_mm256_srai_epi32(c, 31)), v);
+    const uint64_t byte4 = BYTE4(w, s);
+    p += BELOW(w, s);
+    const __m128i lo = _mm_loadu_si128((const __m128i*)p);
+    const __m128i hi = _mm_loadu_si128((const __m128i*)(p + __builtin_popcountll(byte4 & 0x3c)));
+    const __m256i v = _mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1);
+    return _mm256_castsi256_ps(_mm256_shuffle_epi8(v, _mm256_load_si256((const __m256i*)((const char*)TABLE.lane + byte4 * 8))));
   }
   static IN2 void store8(T* o, uint64_t w, int s, const T* p) { _mm256_storeu_ps(o, expand(w, s, p)); }
   static IN2 __m256 load8(const T* p) { return _mm256_loadu_ps(p); }
@@ -263,6 +268,7 @@ static IN2 void group_avx2(const Job& j, int64_t g, int64_t m0, float out[4][MB]
       PREFETCH(p + 32 * r, AHEAD);  // half of 64 values a row: what is read, at the usual sparsity
       if (D::BYTES == 4) PREFETCH(p + 32 * r + 16, AHEAD);
     }
+    if (i % 2 == 0) PREFETCH(b, 1024);
     p = q[3] + __builtin_popcountll(w[3]);
     UNROLL for (int s = 0; s < 8; s++) {
       __m256 xv[MB];
