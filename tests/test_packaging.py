@@ -23,8 +23,8 @@ KEPT_OUT = ("torch", "plotly", "pandas", "scipy")
 PACKAGES = sorted(
     {".".join(p.parent.relative_to(ROOT).parts) for p in (ROOT / "simkit").rglob("__init__.py")} | set(FOLDER)
 )
-SLOW = os.environ.get("SIMKIT_SLOW") == "1"
-slow = pytest.mark.skipif(not SLOW, reason="builds and installs a wheel; SIMKIT_SLOW=1 runs it")
+SLOW = "1" in (os.environ.get("SIMKIT_SLOW"), os.environ.get("SIMKIT_WHEEL"))
+slow = pytest.mark.skipif(not SLOW, reason="builds and installs a wheel; SIMKIT_WHEEL=1 runs it")
 
 
 def test_every_folder_of_code_is_a_package() -> None:
