@@ -11,6 +11,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from simkit.commands import _flags, _output
+from simkit.errors import RefusedError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -29,7 +30,10 @@ def run(args: argparse.Namespace) -> int:
 
 def scenario() -> type[BaseModel]:
     """The vocabulary as a pydantic model: every field may be left out, none that is not in `FIELDS` may be there."""
-    from pydantic import ConfigDict, Field, create_model
+    try:
+        from pydantic import ConfigDict, Field, create_model
+    except ModuleNotFoundError as error:
+        raise RefusedError("simkit schema needs pydantic: pip install 'simkit-perf[schema]'") from error
 
     from simkit.spec.scenario import FIELDS
 
