@@ -15,14 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from simkit.spec.hardware import Cluster
+from simkit.spec.hardware import IDLE_SHARE, Cluster
 from simkit.spec.scenario import Scenario
 
 ELECTRICITY_USD_PER_KWH = 0.15
 """About the average retail price of the United States in 2024 (EIA Electric Power Monthly: 0.13 all sectors, 0.165
 residential): assumed."""
-IDLE_SHARE = 0.1
-"""Idle over board power where a profile gives no idle figure: assumed."""
 
 
 def cost(
@@ -50,16 +48,24 @@ def cost(
             "energy_j_per_step": power * step_s,
             "electricity_usd_per_hour": power / 1000.0 * price,
         }
-    steps = _steps(scenario, samples_per_step, tokens_per_step)
-    if steps is not None:
-        figures |= {"steps": steps, "duration_s": steps * step_s}
-        if rental is not None:
-            figures["cost_usd"] = steps * figures["usd_per_step"]
-        if power is not None:
-            figures["energy_j"] = steps * power * step_s
-    elif scenario.given("epochs"):
-        warnings.append("epochs without dataset_samples: how long the whole job is stays unknown")
-    return figures, notes, warnings
+    whole, said = whole_job(figures, scenario, step_s=step_s, samples=samples_per_step, tokens=tokens_per_step)
+    return figures | whole, notes, [*warnings, *said]
+
+
+def whole_job(
+    figures: Mapping[str, Any], scenario: Scenario, *, step_s: Any, samples: Any, tokens: Any
+) -> tuple[dict[str, Any], list[str]]:
+    """(steps, duration_s and, where a step's are among `figures`, cost_usd and energy_j; warnings): of the whole job,
+    where the scenario says how long it is. samples, tokens: of a step."""
+    steps = _steps(scenario, samples, tokens)
+    if steps is None:
+        unknown = "epochs without dataset_samples: how long the whole job is stays unknown"
+        return {}, [unknown] if scenario.given("epochs") else []
+    found = {"steps": steps, "duration_s": steps * step_s}
+    for whole, each in (("cost_usd", "usd_per_step"), ("energy_j", "energy_j_per_step")):
+        if each in figures:
+            found[whole] = steps * figures[each]
+    return found, []
 
 
 def _rental(cluster: Cluster, notes: list[str], warnings: list[str]) -> float | None:

@@ -18,12 +18,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from simkit.cost import whole_job
 from simkit.decentral import refuse
 from simkit.decentral_lines import ELEMENT_BYTES, all_reduce_s
 from simkit.errors import InputError, RefusedError
 from simkit.methods import OWN
 from simkit.report import Report, Sensitivity, Term
 from simkit.spec import profiles as store
+from simkit.spec.hardware import IDLE_SHARE
 from simkit.spec.peers import Peer, peers_from_cluster, read_peers
 from simkit.spec.resolve import parse_cluster
 from simkit.spec.scenario import Scenario
@@ -244,20 +246,9 @@ def _cost(slowest: Report, reports: list[Report], islands: list[tuple[str, int]]
     if price is not None:
         out["hardware_price_usd"] = price
     if power is not None:
-        mean = power * (share + 0.1 * (1.0 - share))
+        mean = power * (share + IDLE_SHARE * (1.0 - share))
         out |= {"power_w": mean, "energy_j_per_step": mean * step_s}
-    steps = None
-    if scenario.given("tokens") and tokens:
-        steps = float(scenario.get("tokens")) / tokens
-    elif scenario.given("samples"):
-        steps = float(scenario.get("samples")) / samples
-    if steps is not None:
-        out |= {"steps": steps, "duration_s": steps * step_s}
-        if rental is not None:
-            out["cost_usd"] = steps * out["usd_per_step"]
-        if power is not None:
-            out["energy_j"] = steps * out["energy_j_per_step"]
-    return out
+    return out | whole_job(out, scenario, step_s=step_s, samples=samples, tokens=tokens)[0]
 
 
 def _lines(found: Round, workers: tuple[Peer, ...], cut: float, slowest: Report) -> tuple[tuple[str, str], ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from simkit.cost import ELECTRICITY_USD_PER_KWH, IDLE_SHARE
+from simkit.cost import ELECTRICITY_USD_PER_KWH, whole_job
 from simkit.decentral_memory import memory_of
 from simkit.decentral_search import Answer, crew_of, holds, needs
 from simkit.decentral_step import Pipe, Rules, step
@@ -21,6 +21,7 @@ from simkit.program import basis
 from simkit.report import Report, Sensitivity, Term
 from simkit.roofline import Array
 from simkit.schedules import get as schedule_of
+from simkit.spec.hardware import IDLE_SHARE
 from simkit.spec.model import TransformerSpec
 from simkit.spec.peers import Peer
 from simkit.spec.scenario import Scenario
@@ -261,18 +262,8 @@ def money(peers: tuple[Peer, ...], crew: Any, busy: Array, scenario: Scenario, s
             notes.append(f"electricity = {price} USD/kWh: about the average retail price of the United States")
         figures |= {"power_w": power, "energy_j_per_step": power * step_s,
                     "electricity_usd_per_hour": power / 1000.0 * price}  # fmt: skip
-    steps = None
-    if scenario.given("tokens") and tokens:
-        steps = float(scenario.get("tokens")) / tokens
-    elif scenario.given("samples"):
-        steps = float(scenario.get("samples")) / samples
-    if steps is not None:
-        figures |= {"steps": steps, "duration_s": steps * step_s}
-        if "usd_per_step" in figures:
-            figures["cost_usd"] = steps * figures["usd_per_step"]
-        if "power_w" in figures:
-            figures["energy_j"] = steps * figures["energy_j_per_step"]
-    return figures, notes
+    whole, said = whole_job(figures, scenario, step_s=step_s, samples=samples, tokens=tokens)
+    return figures | whole, [*notes, *said]
 
 
 # -- what is said of peers ---------------------------------------------------------------------------------------------

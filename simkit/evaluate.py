@@ -117,9 +117,15 @@ def evaluate(
 ) -> Evaluation:
     """Prices and arranges one step of a resolved scenario. advise: look for a way out where it does not fit."""
     plan, model, stack = resolved.plan, resolved.model, resolved.stack
-    calibrated = bool(resolved.scenario.get("calibration", True))
     work = workload(model, plan, stack)
-    per_device = [_on(d, work, plan, stack, calibrated, scales) for d in dict.fromkeys(resolved.cluster.devices)]
+    per_device = [
+        (
+            device,
+            priced,
+            compute(work, micro_batch=plan.micro_batch, seq_len=plan.seq_len, law=scaled(priced.law, scales)),
+        )
+        for device, priced in priced_devices(resolved)
+    ]
     each = [_paced(resolved, work, *on, scales, spans, advise) for on in per_device]
     # Synchronous training runs at the pace of the slowest device, never at the mean.
     return max(each, key=lambda found: found.end_s)
@@ -321,12 +327,15 @@ def _averaged(timelines: tuple[Timeline, ...]) -> tuple[float, Mapping[str, floa
     return sum(t.end_s for t in timelines) / count, breakdown
 
 
-def _on(
-    device: Device, work: Program, plan: Plan, stack: Stack, calibrated: bool, scales: Scales
-) -> tuple[Device, Pricing, Compute]:
-    priced = pricing(device, plan.precision, stack, fp16_accumulate=plan.fp16_accumulate, calibration=calibrated)
-    cost = compute(work, micro_batch=plan.micro_batch, seq_len=plan.seq_len, law=scaled(priced.law, scales))
-    return device, priced, cost
+def priced_devices(resolved: Resolved) -> list[tuple[Device, Pricing]]:
+    """Every kind of device of the cluster with its pricing under the plan."""
+    plan, stack = resolved.plan, resolved.stack
+    calibrated = bool(resolved.scenario.get("calibration", True))
+    half = plan.fp16_accumulate
+    return [
+        (device, pricing(device, plan.precision, stack, fp16_accumulate=half, calibration=calibrated))
+        for device in dict.fromkeys(resolved.cluster.devices)
+    ]
 
 
 def weigh(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from simkit.cost import cost
 from simkit.goodput import asked
 from simkit.goodput import columns as failure_columns
-from simkit.spec.hardware import Cluster, Link
+from simkit.price import Pricing
+from simkit.spec.hardware import Cluster, Device, Link
 from simkit.spec.model import TransformerSpec
 from simkit.spec.resolve import Resolved
 
@@ -22,6 +23,18 @@ Columns = dict[str, Any]
 
 ELEMENTS = 2**16
 """Numbers of one array while a block is worked on: what a second-level cache holds."""
+
+
+Known = TypeVar("Known")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Lane(Generic[Known]):
+    """One device of the cluster, its pricing, and what else is known before the points are."""
+
+    device: Device
+    priced: Pricing
+    known: Known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -21,20 +21,29 @@ from numpy.typing import NDArray
 
 from simkit import network, plugins
 from simkit.errors import InputError, RefusedError
-from simkit.evaluate import Constants, constants, evaluate, is_sharded, plain_softmax, weigh, workload
+from simkit.evaluate import (
+    Constants,
+    constants,
+    evaluate,
+    is_sharded,
+    plain_softmax,
+    priced_devices,
+    weigh,
+    workload,
+)
 from simkit.exchange import alone, buffers, message_seconds
 from simkit.memory import staged
 from simkit.methods import path
 from simkit.planner import GAIN, interleavable, planned, rival, settled
 from simkit.planner_degrees import never_fits, open_degrees, placed
-from simkit.price import Pricing, computed, peak, pricing
+from simkit.price import computed, peak
 from simkit.program import basis
 from simkit.report import Memory, Report
-from simkit.spec.hardware import Cluster, Device
+from simkit.spec.hardware import Cluster
 from simkit.spec.plan import Plan
 from simkit.spec.resolve import Resolved, resolve, resolve_batch
 from simkit.spec.scenario import Scenario
-from simkit.sweep_columns import ELEMENTS, Array, Columns, Ints, Links, figures, tokens_of
+from simkit.sweep_columns import ELEMENTS, Array, Columns, Ints, Lane, Links, figures, tokens_of
 from simkit.timeline import terms
 from simkit.units import GIB
 
@@ -44,15 +53,6 @@ if TYPE_CHECKING:
 BATCH = ("micro_batch", "grad_accum", "global_batch")
 _ROWS = 2**21
 """The same while rows of operators are priced for every tile and split."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Lane:
-    """One device of the cluster, and what a step costs on it."""
-
-    device: Device
-    priced: Pricing
-    known: Constants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,13 +73,10 @@ class Case:
         self.resolved = resolved
         plan = resolved.plan
         self.work = workload(resolved.model, plan, resolved.stack)
-        calibrated = bool(resolved.scenario.get("calibration", True))
-        self.lanes: list[_Lane] = []
-        for device in dict.fromkeys(resolved.cluster.devices):
-            priced = pricing(
-                device, plan.precision, resolved.stack, fp16_accumulate=plan.fp16_accumulate, calibration=calibrated
-            )
-            self.lanes.append(_Lane(device=device, priced=priced, known=constants(resolved, device, priced)))
+        self.lanes = [
+            Lane(device=device, priced=priced, known=constants(resolved, device, priced))
+            for device, priced in priced_devices(resolved)
+        ]
         self.tokens = tokens_of(resolved)
 
     @staticmethod
@@ -118,7 +115,7 @@ class Case:
             _joined([self._few(lane, sizes[i : i + step]) for i in range(0, len(sizes), step)]) for lane in self.lanes
         ]
 
-    def _few(self, lane: _Lane, sizes: Ints) -> _Batches:
+    def _few(self, lane: Lane[Constants], sizes: Ints) -> _Batches:
         plan, work, known = self.resolved.plan, self.work, lane.known
         found = computed(work, basis(sizes.astype(float), np.float64(plan.seq_len)), lane.priced.law)
         fixed = {f.name: getattr(plan, f.name) for f in fields(Plan)} | {"grad_accum": 1}
@@ -142,7 +139,7 @@ class Case:
         return np.unique(self.work.ready)
 
     def _on(
-        self, lane: _Lane, batches: _Batches, size: Ints, micro: Ints, accum: Ints, link: Ints, links: Links
+        self, lane: Lane[Constants], batches: _Batches, size: Ints, micro: Ints, accum: Ints, link: Ints, links: Links
     ) -> Columns:
         """The columns of the points at the pace of that device."""
         known, plan = lane.known, self.resolved.plan

@@ -6,15 +6,12 @@ of micro-batch and accumulation, the schedule once per point; no array is larger
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from simkit.evaluate import traits, weigh_points, workload
-from simkit.price import Pricing, peak, pricing
-from simkit.spec.hardware import Device
+from simkit.evaluate import priced_devices, traits, weigh_points, workload
+from simkit.price import peak
 from simkit.spec.resolve import Resolved
-from simkit.sweep_columns import ELEMENTS, Array, Columns, Ints, Links, figures, tokens_of
+from simkit.sweep_columns import ELEMENTS, Array, Columns, Ints, Lane, Links, figures, tokens_of
 from simkit.train import ALWAYS, Sharded, Traits, of_points, sharded_points, work_of_sizes
 from simkit.train_blocks import Priced
 from simkit.units import GIB
@@ -26,15 +23,6 @@ TERMS = ("forward_s", "backward_s", "exposed_comm_s", "optimizer_s", "host_s", "
 """Terms that have a column; the others are summed up in ``other_s``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Lane:
-    """One device of the cluster, and what the stack does with it."""
-
-    device: Device
-    priced: Pricing
-    known: Traits
-
-
 class ShardedCase:
     """One structure of sharded training, all defaults filled in."""
 
@@ -43,12 +31,10 @@ class ShardedCase:
         plan = resolved.plan
         self.work = workload(resolved.model, plan, resolved.stack)
         calibrated = bool(resolved.scenario.get("calibration", True))
-        self.lanes: list[_Lane] = []
-        for device in dict.fromkeys(resolved.cluster.devices):
-            priced = pricing(
-                device, plan.precision, resolved.stack, fp16_accumulate=plan.fp16_accumulate, calibration=calibrated
-            )
-            self.lanes.append(_Lane(device=device, priced=priced, known=traits(resolved, priced, calibrated)))
+        self.lanes = [
+            Lane(device=device, priced=priced, known=traits(resolved, priced, calibrated))
+            for device, priced in priced_devices(resolved)
+        ]
         self.tokens = tokens_of(resolved)
 
     def answers(self, micro: Ints, accum: Ints, link: Ints, links: Links) -> Columns:
@@ -66,7 +52,7 @@ class ShardedCase:
         return out | self._memory(sizes, size, accum)
 
     def _on(
-        self, lane: _Lane, sizes: Ints, size: Ints, micro: Ints, accum: Ints, link: Ints, links: Links
+        self, lane: Lane[Traits], sizes: Ints, size: Ints, micro: Ints, accum: Ints, link: Ints, links: Links
     ) -> Columns:
         """The columns of the points at the pace of that device."""
         plan, count = self.resolved.plan, len(size)
@@ -98,7 +84,7 @@ class ShardedCase:
         ) | {"other_s": np.where(rest_s > 0.0, rest_s, np.nan)}  # fmt: skip
 
     def _few(
-        self, lane: _Lane, work: Priced, sizes: Array, size: Ints, link: Ints, accum: Ints, links: Links
+        self, lane: Lane[Traits], work: Priced, sizes: Array, size: Ints, link: Ints, accum: Ints, links: Links
     ) -> Sharded:
         """Some points, those of one pair of link and micro-batch side by side."""
         resolved = self.resolved

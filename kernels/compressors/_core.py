@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,7 +86,7 @@ class Bucket:
         return cls(buffer, params, views, offsets, bucket.is_last())
 
 
-class State:
+class State(ABC):
     """State of one method over one process group; what a hook is registered with.
 
     wire_bytes   bytes that this rank handed to collectives in the last step: the payload, whatever the algorithm
@@ -110,9 +111,9 @@ class State:
 
     # --- what a method brings ----------------------------------------------------------------------------------------
 
+    @abstractmethod
     def exchange(self, bucket: Bucket) -> Any:
         """Start the exchange; the future answers with bucket.buffer, holding the mean (or the vote) of all ranks."""
-        raise NotImplementedError
 
     # --- what they share ---------------------------------------------------------------------------------------------
 

@@ -26,10 +26,9 @@ from simkit.des.swarm_outcome import Mark, Outcome, Stall
 from simkit.des.swarm_parts import Node, Unit
 from simkit.des.swarm_population import Population
 from simkit.des.swarm_transfer import Book, Load, Transfers
+from simkit.spec.hardware import IDLE_SHARE
 from simkit.spec.peers import Peer
 
-IDLE_SHARE = 0.1
-"""Power of an idle peer over its board power: assumed, as in `simkit.cost`."""
 COLUMNS = ("t_s", "online", "spares", "running", "done", "useful", "lost")
 
 _ACTIVE = frozenset({"running", "checkpoint"})

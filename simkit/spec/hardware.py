@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 EMPTY: Mapping[str, float] = MappingProxyType({})
+IDLE_SHARE = 0.1
+"""Idle over board power where a profile gives no idle figure: assumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

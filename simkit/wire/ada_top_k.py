@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 PASSES = 4.0
+"""As for `top_k`."""
 LOSSY = True
 INDEX_BYTES = 4.0
 

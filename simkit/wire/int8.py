@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 PASSES = 2.0
+"""Passes over the raw tensor on both ends together: read to quantise, write to restore; counted, not measured."""
 LOSSY = True
 BLOCK = 64.0
 SCALE_BYTES = 4.0

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 PASSES = 4.0
+"""Passes over the raw tensor on both ends together: threshold and pick, clear and scatter; counted, not measured."""
 LOSSY = True
 INDEX_BYTES = 4.0
 

@@ -338,3 +338,12 @@ def test_a_trace_has_a_track_per_peer() -> None:
     for pid in {e["pid"] for e in spans}:
         mine = sorted((e["ts"], e["dur"]) for e in spans if e["pid"] == pid and e["tid"] == 1)
         assert all(a + d <= b + 1e-3 for (a, d), (b, _) in pairwise(mine))
+
+
+@pytest.mark.parametrize("method", ["decentralized", "local-sgd"])
+def test_a_whole_job_is_as_long_as_its_epochs(method: str) -> None:
+    fields = {"model": "bert-large", "cluster": "50x3080", "inter": "1gbe", "epochs": 2, "dataset_samples": 10**6}
+    found = simkit.predict(method=method, **fields)
+    assert found.cost["steps"] == pytest.approx(2e6 / found.scenario["global_batch"])
+    assert found.cost["duration_s"] == pytest.approx(found.cost["steps"] * found.iteration_time_s)
+    assert found.cost["energy_j"] == pytest.approx(found.cost["steps"] * found.cost["energy_j_per_step"])

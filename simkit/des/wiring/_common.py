@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from simkit.des.swarm_parts import Node, Unit
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
     from simkit.des.swarm import Swarm
 
 
-class Wiring:
+class Wiring(ABC):
     """units: what runs or stands still as a whole. The methods are called by `simkit.des.swarm.Swarm`."""
 
     units: list[Any]
@@ -46,36 +47,36 @@ class Wiring:
     def fits(self, node: Node, stage: int) -> bool:
         return self.memory[stage] <= node.peer.memory_bytes
 
+    @abstractmethod
     def start(self, nodes: list[Node]) -> None:
         """Places the peers of the start, whose state is there already."""
-        raise NotImplementedError
 
+    @abstractmethod
     def offer(self, node: Node) -> None:
         """A peer is free."""
-        raise NotImplementedError
 
+    @abstractmethod
     def lost(self, node: Node, *, announced: bool) -> None:
         """A working or loading peer is gone."""
-        raise NotImplementedError
 
+    @abstractmethod
     def loaded(self, node: Node, unit: Unit, stage: int) -> None:
         """A peer has the state of its stage."""
-        raise NotImplementedError
 
-    def leaving(self, node: Node) -> None:
+    def leaving(self, node: Node) -> None:  # noqa: B027 - a wiring need not prepare for it
         """A working peer will leave soon."""
 
     def slowed(self, node: Node) -> None:
         """A working peer has become slower, or itself again."""
         self.refresh(node)
 
+    @abstractmethod
     def refresh(self, node: Node) -> None:
         """The speed or the upload of a working peer has changed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def alive(self, stage: int) -> bool:
         """Whether somebody can still give the state of a stage."""
-        raise NotImplementedError
 
     def settle(self) -> None:
         """Brings every unit, and the busy seconds of its peers, up to now."""
@@ -83,10 +84,10 @@ class Wiring:
         for unit in self.units:
             unit.advance(now)
 
+    @abstractmethod
     def pool_size(self) -> int:
         """Spare peers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self) -> None:
         """Settles the busy seconds of whoever works at the end."""
-        raise NotImplementedError

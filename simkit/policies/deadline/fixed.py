@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 FACTOR = 2.0
+"""A choice, not a measurement: late enough that ordinary jitter is no failure."""
 
 
 def limit_s(times: Sequence[float]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 SHARE = 0.1
+"""A rule of thumb, to compare with; `poisson` sizes the pool by the losses."""
 
 
 def target(*, slots: int, backup_pool: int, losses_per_s: float, lead_s: float) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 KEEPS = "work up to the last exchange, while another pipeline holds the stage"
 STRIPES = 4
+"""A choice: with access lines of 1:4 (up:down) and more, four senders fill one receiver."""
 
 
 def sources(view: Any, unit: Any, stage: int, draw: float) -> list[Any]:
