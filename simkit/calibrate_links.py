@@ -127,7 +127,11 @@ def _fit_few(group: Sequence[Sample], link: Link) -> tuple[dict[str, float], lis
         values["a1_s"] = step_s
     for n in counts:
         mine = _Columns.of([s for s in huge if n in (0, s.ranks)])
-        rate = float(np.exp(np.mean(np.log(mine.w / (mine.t - LAUNCH_S - step_s * (mine.n - 1))))))
+        carried_s = mine.t - LAUNCH_S - step_s * (mine.n - 1)
+        if not (carried_s > 0.0).all():
+            # Faster than a launch and the link's latency alone: no rate explains it.
+            return None
+        rate = float(np.exp(np.mean(np.log(mine.w / carried_s))))
         values[f"Bps@{n}" if n else "Bps"] = rate
     used = tiny if len(tiny) >= _RATE_ROWS else []
     used = used + [s for s in huge if s.ranks in counts or 0 in counts]

@@ -124,8 +124,9 @@ def whatif(
 ) -> WhatIf:
     """Predicts a scenario, then under each of `changes` ({field: value}), then under all of them together.
 
-    A change to a value that simkit refuses is a case with its reason. Raises InputError for an unknown field, a bad
-    value, no change or more than `MAX_CHANGES`, and where the base itself cannot be predicted.
+    A change that simkit refuses is a case with its reason beside those that it answers. Raises InputError for an
+    unknown field, a bad value, no change or more than `MAX_CHANGES`; and InputError or RefusedError where the base
+    cannot be predicted, or no change can.
     """
     from simkit.predict import predict_scenario
 
@@ -136,11 +137,23 @@ def whatif(
         raise InputError("are too many", key="changes", value=len(changes), hint=f"at most {MAX_CHANGES}")
     checked = [{name: clean(name, value) for name, value in change.items()} for change in changes]
     report = predict_scenario(base, beside=False)
-    cases = [_case(base, report, change, label_of(change), replan) for change in checked]
+    answered = [_case(base, report, change, label_of(change), replan) for change in checked]
+    faults = [fault for _, fault in answered if fault is not None]
+    if len(faults) == len(answered):
+        raise faults[0]
+    cases = [case for case, _ in answered]
     if len(checked) > 1:
-        merged = {name: value for change in checked for name, value in change.items()}
-        cases.append(_case(base, report, merged, TOGETHER, replan))
+        cases.append(_together(base, report, checked, replan))
     return WhatIf(base=report, cases=tuple(cases))
+
+
+def _together(base: Scenario, report: Report, changes: Sequence[Mapping[str, Any]], replan: bool) -> Case:
+    merged = {name: value for change in changes for name, value in change.items()}
+    twice = [name for name in merged if len({str(change[name]) for change in changes if name in change}) > 1]
+    if twice:
+        reason = f"the changes exclude each other: {', '.join(twice)}"
+        return Case(label=TOGETHER, change=merged, reason=reason)
+    return _case(base, report, merged, TOGETHER, replan)[0]
 
 
 def label_of(change: Mapping[str, Any]) -> str:
@@ -148,18 +161,20 @@ def label_of(change: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in change.items())
 
 
-def _case(base: Scenario, report: Report, change: Mapping[str, Any], label: str, replan: bool) -> Case:
+def _case(
+    base: Scenario, report: Report, change: Mapping[str, Any], label: str, replan: bool
+) -> tuple[Case, InputError | RefusedError | None]:
     from simkit.predict import predict_scenario
 
-    error: Exception | None = None
+    error: InputError | RefusedError | None = None
     for fields, note in _trials(base, report, change, replan):
         try:
             found = predict_scenario(base.with_(**fields), beside=False, as_ran=not replan)
         except (InputError, RefusedError) as fault:
             error = error or fault
             continue
-        return Case(label=label, change=dict(change), report=found, note=note(found))
-    return Case(label=label, change=dict(change), reason=str(error))
+        return Case(label=label, change=dict(change), report=found, note=note(found)), None
+    return Case(label=label, change=dict(change), reason=str(error)), error
 
 
 Trial = tuple[dict[str, Any], Any]

@@ -62,6 +62,7 @@ def _change(text: str) -> dict[str, str]:
 
 def _text(args: argparse.Namespace, found: WhatIf) -> None:
     from simkit.render_tables import label
+    from simkit.units import format_s
 
     answered = [(case, case.report) for case in found.cases if case.report is not None]
     _output.emit(label(found.base))
@@ -84,6 +85,13 @@ def _text(args: argparse.Namespace, found: WhatIf) -> None:
         _output.emit(f"before: {found.base.bottleneck}")
         for case, report in answered:
             _output.emit(f"{case.label}: {report.bottleneck}{_verdict(report)}")
+        _output.emit("\nStep time in 90 % of cases")
+        for name, report in (("before", found.base), *((case.label, report) for case, report in answered)):
+            low, high = report.interval_90["iteration_time_s"]
+            _output.emit(f"{name}: {format_s(low)} to {format_s(high)}")
+        _output.emit("\nAssumed (not given)")
+        for note in found.base.assumptions:
+            _output.emit(f"- {note}")
 
 
 def _verdict(report: Report) -> str:

@@ -83,3 +83,21 @@ def test_whatif_shows_both_steps(capsys: pytest.CaptureFixture[str]) -> None:
     rows = list(csv.DictReader(io.StringIO(run(capsys, *words, "--csv"))))
     step = next(r for r in rows if r["name"] == "iteration_time_s")
     assert float(step["before"]) == found["base"]["iteration_time_s"]
+
+
+JOB = ("--cluster", "8x4x2080ti", "--inter", "10gbe", "--model", "bert-large")
+
+
+def test_a_change_alone_that_is_refused_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["whatif", *JOB, "--change", "cluster=foo"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "'foo'" in err
+
+
+def test_changes_of_one_field_are_not_put_together(capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, "whatif", *JOB, "--change", "inter=100gbe", "--change", "inter=1gbe")
+    assert "all together: the changes exclude each other: inter" in text
+    assert "Step time in 90 % of cases" in text
+    assert "Assumed (not given)" in text
