@@ -74,9 +74,8 @@ def test_without_scipy_the_extra_is_named(
 
 def test_rates_that_no_link_has_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """1 GiB at 1e17 byte/s is over before a kernel is launched."""
-    (tmp_path / "l.csv").write_text(
-        "op,size,ranks,busbw_gbps\n" + "".join(f"all_reduce,{2**n},8,99999999\n" for n in (28, 29, 30)), encoding="utf-8"
-    )
+    rows = "".join(f"all_reduce,{2**n},8,99999999\n" for n in (28, 29, 30))
+    (tmp_path / "l.csv").write_text("op,size,ranks,busbw_gbps\n" + rows, encoding="utf-8")
     words = ["--data", str(tmp_path / "l.csv"), "--link", "ib-hdr", "--device", "a100", "--out", str(tmp_path / "out")]
     assert main(["calibrate", *words]) == 2
     out, err = capsys.readouterr()
