@@ -33,10 +33,7 @@ _SHARED = ("model", "precision", "optimizer", "seq_len", "global_batch", "micro_
 
 def replicate(config: SwarmConfig, *, replications: int = 1, workers: int = 1) -> list[Outcome]:
     """Independent runs, in order. The first one alone keeps what happened to each peer, where that is asked for."""
-    if not 1 <= replications <= 100_000:
-        raise InputError("is no count", key="replications", value=replications, hint="1 to 100000")
-    if not 1 <= workers <= 1024:
-        raise InputError("is no count", key="workers", value=workers, hint="1 to 1024")
+    _check_counts(replications, workers)
     configs = [
         replace(config, seed=child_seed(config.seed, i), record=config.record and i == 0) for i in range(replications)
     ]
@@ -44,6 +41,17 @@ def replicate(config: SwarmConfig, *, replications: int = 1, workers: int = 1) -
         return [simulate(one) for one in configs]
     with ProcessPoolExecutor(max_workers=min(workers, replications)) as pool:
         return list(pool.map(simulate, configs))
+
+
+def _check_counts(replications: int, workers: int) -> None:
+    for name, value, most in (("replications", replications, 100_000), ("workers", workers, 1024)):
+        if not 1 <= value <= most:
+            raise InputError("is no count", key=name, value=value, hint=f"a whole number from 1 to {most}")
+
+
+def _check_share(goodput_above: float) -> None:
+    if not 0.0 < goodput_above <= 1.0:
+        raise InputError("is no share", key="goodput_above", value=goodput_above, hint="between 0 and 1, as 0.9")
 
 
 def summary(found: Sequence[Outcome], work: Job) -> dict[str, Any]:
@@ -61,15 +69,33 @@ def summary(found: Sequence[Outcome], work: Job) -> dict[str, Any]:
     }
     if work.tokens:
         rates["useful_tokens_per_s"] = [o.useful_hz * work.tokens for o in found]
+    most = {"lost_work_fraction": 1.0, "stalled_fraction": 1.0, "utilisation": 1.0}
+    if not may_gain(work.config):
+        ideal_hz = max(o.ideal_hz for o in found)
+        most |= {"goodput": 1.0, "useful_samples_per_s": ideal_hz * work.samples,
+                 "useful_tokens_per_s": ideal_hz * work.tokens}  # fmt: skip
     answer: dict[str, Any] = {}
     intervals: dict[str, list[float]] = {}
     for name, values in rates.items():
-        mean, low, high = mean_interval(values, LEVEL)
+        mean, low, high = mean_interval(values, LEVEL, least=0.0, most=most.get(name, math.inf))
         answer[name] = mean
         if len(found) > 1:
             intervals[name] = [low, high]
-    answer |= {"interval_95": intervals, "replications": len(found), "hours": hours}
+    answer |= {"interval_95": intervals, "interval_method": _method(len(found)), "replications": len(found),
+               "hours": hours}  # fmt: skip
     return answer | _details(found, work)
+
+
+def _method(runs: int) -> str:
+    if runs == 1:
+        return "none: this is one history, which has no interval; --replications 8 gives 95 % intervals"
+    return f"95 %, Student's t over {runs} independent histories, cut to what can be (0 to 100 %, rates from 0)"
+
+
+def may_gain(config: SwarmConfig) -> bool:
+    """Whether newcomers can make a swarm faster than at its start: where all peers work, or where they are unlike."""
+    kinds = {(p.flops, p.up_Bps, p.down_Bps, p.latency_s, p.region, p.relay) for p in config.peers}
+    return config.wiring != "fixed" or len(kinds) > 1
 
 
 def _details(found: Sequence[Outcome], work: Job) -> dict[str, Any]:
@@ -125,7 +151,10 @@ def timeline(found: Sequence[Outcome], work: Job) -> list[dict[str, float]]:
 
 
 def datacentre(scenario: Scenario, work: Job, cluster: str = DATACENTRE) -> dict[str, Any]:
-    """The same network on a datacentre cluster, synchronous and without failures: rate, money and energy."""
+    """The same network on a datacentre cluster, synchronous and without failures: rate, money and energy.
+
+    Raises InputError where the cluster is none; why the job cannot be priced there is part of the answer.
+    """
     from simkit.predict import predict_scenario
 
     plan = work.answer.plan
@@ -138,6 +167,8 @@ def datacentre(scenario: Scenario, work: Job, cluster: str = DATACENTRE) -> dict
     try:
         report = predict_scenario(Scenario.of(fields, profiles=scenario.profiles, models=scenario.models), beside=False)
     except (InputError, RefusedError) as error:
+        if isinstance(error, InputError) and error.key == "cluster":
+            raise InputError(error.what, key="beside", value=cluster, hint=error.hint) from None
         return {"cluster": cluster, "why_not": str(error)}
     found: dict[str, Any] = {"cluster": cluster, "samples_per_s": report.samples_per_s, "fits": report.fits}
     found |= {k: v for k, v in report.cost.items() if k in ("cost_usd_per_hour", "power_w")}
@@ -153,7 +184,11 @@ def study(
 
     Raises InputError and RefusedError as `simkit.swarm_job.job` does.
     """
+    _check_counts(replications, workers)
+    if goodput_above is not None:
+        _check_share(goodput_above)
     work = job(scenario, **knobs)
+    other = datacentre(scenario, work, beside) if beside else None
     answer: dict[str, Any] = {}
     if goodput_above is not None:
         pool, tried = smallest_pool(work.config, goodput_above, replications=replications, workers=workers)
@@ -162,7 +197,7 @@ def study(
             work = replace(work, config=replace(work.config, backup_pool=pool))
     runs = replicate(work.config, replications=replications, workers=workers)
     answer = {"plan": plan_of(work), "backup_pool": work.config.backup_pool} | answer | summary(runs, work)
-    answer |= money(answer, scenario, work, beside)
+    answer |= money(answer, scenario, work, other)
     answer["assumptions"] = [*work.assumptions, *_assumed(work.config)]
     answer["warnings"] = list(_warnings(runs, work))
     return answer, work, runs
@@ -179,8 +214,10 @@ def plan_of(work: Job) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def money(answer: dict[str, Any], scenario: Scenario, work: Job, beside: str | None) -> dict[str, Any]:
-    """Time, money and energy of a million samples and of the job, by rental and by electricity, beside a cluster."""
+def money(
+    answer: dict[str, Any], scenario: Scenario, work: Job, other: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Time, money and energy of a million samples and of the job, by rental and by electricity, beside `datacentre`."""
     rate = answer["useful_samples_per_s"]
     electricity = scenario.get("electricity", ELECTRICITY_USD_PER_KWH)
     found: dict[str, Any] = {"electricity_usd_per_hour": answer["power_w"] / 1000.0 * electricity}
@@ -193,8 +230,7 @@ def money(answer: dict[str, Any], scenario: Scenario, work: Job, beside: str | N
         if samples:
             found |= {"time_to_end_s": samples / rate, "cost_usd": samples / 1e6 * found["usd_per_million_samples"],
                       "energy_j": samples / rate * answer["power_w"]}  # fmt: skip
-    if beside:
-        other = datacentre(scenario, work, beside)
+    if other:
         theirs = other.get("samples_per_s")
         if theirs:
             other["throughput_ratio"] = rate / theirs
@@ -214,15 +250,15 @@ def smallest_pool(
 
     Raises InputError for a share outside (0, 1], and RefusedError where peers are never spare.
     """
-    if not 0.0 < goodput_above <= 1.0:
-        raise InputError("is no share", key="goodput_above", value=goodput_above, hint="between 0 and 1, as 0.9")
+    _check_share(goodput_above)
     if config.wiring != "fixed":
-        raise RefusedError("with stochastic wiring every peer works and there is no backup pool")
+        raise RefusedError("with stochastic wiring every peer works and there is no backup pool; give --wiring fixed")
     tried: dict[int, tuple[float, float, float]] = {}
+    alike = not may_gain(config)
 
     def enough(pool: int) -> bool:
         runs = replicate(replace(config, backup_pool=pool, record=False), replications=replications, workers=workers)
-        tried[pool] = mean_interval([o.goodput for o in runs], LEVEL)
+        tried[pool] = mean_interval([o.goodput for o in runs], LEVEL, least=0.0, most=1.0 if alike else math.inf)
         return tried[pool][0] >= goodput_above
 
     low, high, most = -1, 0, LARGEST_POOL * config.slots

@@ -48,6 +48,11 @@ def job(scenario: Scenario, **knobs: Any) -> Job:
     """
     if scenario.get("task") == "inference":
         raise RefusedError("a swarm is simulated for training; `simkit predict --task inference` prices a chain")
+    method = scenario.get("method", "decentralized")
+    if method != "decentralized":
+        raise InputError("is not simulated under churn", file=scenario.file, key="method", value=method,
+                         hint="leave it out: a swarm runs decentralized pipelines; `simkit predict` prices the others"
+                         )  # fmt: skip
     values = {k: v for k, v in scenario.values.items() if k not in _OWN}
     notes: list[str] = []
     plain = replace(scenario, values=values | {"method": "decentralized"})

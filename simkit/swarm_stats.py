@@ -2,6 +2,9 @@
 
     mean ± t(df, level) · s/sqrt(n),  df = n - 1      (Student 1908)
 
+Cut to the range that the mean must lie in, where that is known: what is cut off holds no possible value, so the
+interval covers the mean as often as before.
+
 The quantile inverts the regularised incomplete beta function, whose continued fraction is that of NIST DLMF 8.17.22.
 """
 
@@ -58,8 +61,13 @@ def student(df: int, level: float) -> float:
     return 0.5 * (low + high)
 
 
-def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
-    """(mean, low, high). One value has no interval: low and high are nan. Raises InputError for none."""
+def mean_interval(
+    values: Sequence[float], level: float = 0.95, *, least: float = -math.inf, most: float = math.inf
+) -> tuple[float, float, float]:
+    """(mean, low, high), cut to the possible range [least, most]. One value has no interval: low and high are nan.
+
+    Raises InputError for none.
+    """
     n = len(values)
     if not n:
         raise InputError("is empty", key="values", hint="run at least one replication")
@@ -68,4 +76,4 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, 
         return mean, math.nan, math.nan
     variance = math.fsum((v - mean) ** 2 for v in values) / (n - 1)
     half = student(n - 1, level) * math.sqrt(variance / n)
-    return mean, mean - half, mean + half
+    return mean, max(mean - half, min(least, mean)), min(mean + half, max(most, mean))

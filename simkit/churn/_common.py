@@ -4,8 +4,8 @@ A law is a module with ``PARAMETERS`` {name: (dimension, default)}, ``sample(rng
 peer that has just come, ``biased(rng, p)``, the whole session of a peer met at a random time (its density is
 proportional to length times frequency: renewal theory, D. R. Cox, "Renewal Theory" (1962), section 5.4), and
 ``mean_session_s(p)``. It may have ``intensity(t_s, p)``, the rate of arrivals relative to its mean, with ``PEAK(p)``
-above it; ``outages(rng, p, horizon_s)``, the (start, length) of outages that take a share of a region's peers; and
-``visits(p)``, a list of stays that replaces all draws.
+above it; ``outages(rng, p, horizon_s)``, the (start, length) of outages that take a share of a region's peers,
+with their rate ``outages_per_s(p)``; and ``visits(p)``, a list of stays that replaces all draws.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from simkit.errors import InputError, unknown
 from simkit.units import format_s, parse
 
 PACKAGE = "simkit.churn"
+LONGEST_S = 3.6e12
+"""A thousand million hours: whoever stays longer does not leave; the law ``none`` says so."""
 Parameters = Mapping[str, Any]
 
 
@@ -72,6 +74,11 @@ class Churn:
         found = getattr(self.law, "outages", None)
         return [] if found is None else list(found(rng, self.p, horizon_s))
 
+    def outages_per_s(self) -> float:
+        """Expected outages a second; 0 for laws without."""
+        found = getattr(self.law, "outages_per_s", None)
+        return 0.0 if found is None else float(found(self.p))
+
     def visits(self) -> tuple[Visit, ...] | None:
         """The stays of a trace; None where they are drawn."""
         found = getattr(self.law, "visits", None)
@@ -99,14 +106,17 @@ def churn(text: str, *, key: str = "churn", file: str = "") -> Churn:
     """
     if not isinstance(text, str) or not text.strip():
         raise InputError("names no law", key=key, value=text, file=file, hint=f"one of {', '.join(_laws())}")
-    name, _, rest = text.strip().partition(":")
+    name, colon, rest = text.strip().partition(":")
     name = name.strip().lower().replace("_", "-")
     if name not in _laws():
         raise unknown("law of churn", name, _laws(), key=key, file=file)
     law = plugins.get(PACKAGE, name)
     known: Mapping[str, tuple[str, Any]] = law.PARAMETERS
     given: dict[str, Any] = {}
-    for i, piece in enumerate(p for p in rest.split(",") if p.strip()):
+    if colon and not all(piece.strip() for piece in rest.split(",")):
+        raise InputError("has an empty parameter", key=key, value=text, file=file,
+                         hint=f"`{name}` alone takes the defaults; {_hint(name, known)}")  # fmt: skip
+    for i, piece in enumerate(rest.split(",") if colon else ()):
         head, equals, value = piece.partition("=")
         if not equals:
             if i or not known:
@@ -116,7 +126,7 @@ def churn(text: str, *, key: str = "churn", file: str = "") -> Churn:
         if head not in known:
             raise unknown("parameter", head, tuple(known), key=f"{key} {name}", file=file)
         if head in given:
-            raise InputError(f"gives {head} twice", key=key, value=text, file=file)
+            raise InputError(f"gives {head} twice", key=key, value=text, file=file, hint="keep one of the two")
         given[head] = _value(value.strip(), known[head][0], f"{key} {head}", file)
     values = {head: given.get(head, default) for head, (_, default) in known.items()}
     found = Churn(key=name, p=values)
@@ -154,9 +164,20 @@ def _check(found: Churn, text: str, key: str, file: str) -> None:
     law = found.law
     for name, value in found.p.items():
         if isinstance(value, float) and not (math.isfinite(value) and value >= 0.0):
-            raise InputError(f"{name} is negative or not finite", key=key, value=text, file=file)
+            raise InputError(f"has a negative or infinite {name}", key=key, value=text, file=file,
+                             hint=f"give a finite {name} of at least 0")  # fmt: skip
+        if law.PARAMETERS[name][0] == "s" and value > LONGEST_S:
+            raise _too_long(name, text, key, file)
     if complaint := getattr(law, "complaint", lambda p: "")(found.p):
         raise InputError(complaint, key=key, value=text, file=file, hint=_hint(found.key, law.PARAMETERS))
     mean = found.mean_session_s()
     if not mean > 0.0:
-        raise InputError(f"has a mean session of {format_s(mean)}", key=key, value=text, file=file)
+        raise InputError(f"has a mean session of {format_s(mean)}", key=key, value=text, file=file,
+                         hint="give a time above 0, as 4h")  # fmt: skip
+    if LONGEST_S < mean < math.inf:
+        raise _too_long("mean session", text, key, file)
+
+
+def _too_long(what: str, text: str, key: str, file: str) -> InputError:
+    return InputError(f"has a {what} above 1e9 h", key=key, value=text, file=file,
+                      hint="give at most 1e9h; the law none is for peers that never leave")  # fmt: skip

@@ -40,6 +40,10 @@ def mean_session_s(p: Mapping[str, Any]) -> float:
     return float(p["mean"])
 
 
+def outages_per_s(p: Mapping[str, Any]) -> float:
+    return float(1.0 / p["every"])
+
+
 def outages(rng: np.random.Generator, p: Mapping[str, Any], horizon_s: float) -> list[tuple[float, float]]:
     found: list[tuple[float, float]] = []
     now = 0.0

@@ -24,7 +24,9 @@ PARAMETERS: dict[str, tuple[str, Any]] = {
 
 
 def complaint(p: Mapping[str, Any]) -> str:
-    return "" if p["amplitude"] <= 1.0 else "needs an amplitude of at most 1"
+    if p["amplitude"] > 1.0:
+        return "needs an amplitude of at most 1"
+    return "" if p["peak"] <= DAY_S else "needs a peak within the day, 0 to 24h"
 
 
 def sample(rng: np.random.Generator, p: Mapping[str, Any]) -> float:

@@ -1,4 +1,4 @@
-"""Sessions drawn with replacement from measured ones: a CSV with a column ``session_s`` (or one column of numbers).
+"""Sessions drawn with replacement from measured ones: a CSV with a column ``session_s``.
 
 Cells are seconds or carry a unit (``3.5h``). `scale` stretches them all.
 """
@@ -31,10 +31,13 @@ def _sessions(file: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
     found = []
     for line, row in rows(file):
-        text = row.get("session_s", next(iter(row.values()), ""))
+        if "session_s" not in row:
+            raise InputError("lacks the column session_s", file=file, hint="a column session_s, one row a session")
+        text = row["session_s"]
         value = parse(text, "s", key="session_s", file=f"{file}:{line}")
         if value <= 0.0:
-            raise InputError("is not positive", file=f"{file}:{line}", key="session_s", value=text)
+            raise InputError("is not positive", file=f"{file}:{line}", key="session_s", value=text,
+                             hint="give seconds above 0, or a time such as 3.5h")  # fmt: skip
         found.append(value)
     if not found:
         raise InputError("holds no session", file=file, hint="a column session_s, one row a session")

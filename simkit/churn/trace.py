@@ -32,13 +32,14 @@ def rows(file: str) -> list[tuple[int, dict[str, str]]]:
             found = []
             for row in reader:
                 if None in row or None in row.values():
-                    raise InputError("has another number of cells than the header", file=f"{file}:{reader.line_num}")
+                    raise InputError("has another number of cells than the header", file=f"{file}:{reader.line_num}",
+                                     hint="one cell a column in every row")  # fmt: skip
                 found.append((reader.line_num, {k.strip(): (v or "").strip() for k, v in row.items()}))
             return found
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", file=file, hint="give a CSV file") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"is no CSV: {error}", file=file) from None
+        raise InputError(f"is no CSV: {error}", file=file, hint="give a CSV file in UTF-8") from None
 
 
 @lru_cache(maxsize=16)
@@ -47,12 +48,12 @@ def _visits(file: str) -> tuple[Visit, ...]:
     for line, row in rows(file):
         where = f"{file}:{line}"
         if "join_s" not in row or "leave_s" not in row:
-            raise InputError("lacks the columns join_s and leave_s", file=file)
+            raise InputError("lacks the columns join_s and leave_s", file=file, hint="one row a stay, in seconds")
         join_s = parse(row["join_s"], "s", key="join_s", file=where)
         leave_s = parse(row["leave_s"], "s", key="leave_s", file=where) if row["leave_s"] else math.inf
         if not 0.0 <= join_s < leave_s:
             raise InputError("leaves before it joins, or joins before the start", file=where, key="leave_s",
-                             value=row["leave_s"])
+                             value=row["leave_s"], hint="give 0 <= join_s < leave_s")  # fmt: skip
         name = row.get("peer") or f"visit-{line}"
         found.append(Visit(name=name, join_s=join_s, leave_s=leave_s, device=row.get("device", "")))
     if not found:

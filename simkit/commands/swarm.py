@@ -12,11 +12,14 @@ correlated:4h,every=24h,share=0.3,duration=1h, trace:stays.csv, none. Examples:
 from __future__ import annotations
 
 import argparse
-import math
+import contextlib
+import os
+import re
 from typing import Any
 
 from simkit.commands import _flags, _output
 from simkit.errors import InputError
+from simkit.spec.scenario import FIELDS
 
 # flag: (field of SwarmConfig, kind, help)
 _KNOBS: dict[str, tuple[str, str, str]] = {
@@ -46,6 +49,12 @@ _KNOBS: dict[str, tuple[str, str, str]] = {
     "relay-rate": ("relay_Bps", "Bps", "line of each of them (default 1Gb/s)"),
     "bins": ("bins", "count", "points of the timeline (default 96)"),
 }
+# A field of the vocabulary keeps its own name in messages, where it means something else.
+_FLAGS = {name: f"--{flag}" for flag, (name, _, _) in _KNOBS.items() if name not in FIELDS} | {
+    "horizon_s": "--hours", "churn": "--churn", "joins": "--storm", "peers": "--peers", "latency_s": "--latency",
+    "beside": "--beside", "goodput_above": "--goodput-above", "replications": "--replications", "workers": "--workers",
+}  # fmt: skip
+LONGEST_H = 1e6
 _POLICIES = {"placement", "replacement", "pool", "deadline"}
 
 
@@ -70,12 +79,21 @@ def configure(parser: _flags.Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     from simkit.swarm import DATACENTRE, study
 
-    scenario = _flags.scenario(args, **_peers(args))
+    _check_files(args)
+    peers = args.field_peers
+    cluster = _peers(args)
     beside = DATACENTRE if args.beside is None else None if args.beside == "none" else args.beside
-    answer, work, runs = study(
-        scenario, replications=args.replications, workers=args.workers, goodput_above=args.goodput_above,
-        beside=beside, record=bool(args.trace), **knobs(args),
-    )  # fmt: skip
+    try:
+        scenario = _flags.scenario(args, **cluster)
+        answer, work, runs = study(
+            scenario, replications=args.replications, workers=args.workers, goodput_above=args.goodput_above,
+            beside=beside, record=bool(args.trace), **knobs(args),
+        )  # fmt: skip
+    except InputError as error:
+        raise _by_flag(error, peers if cluster else None) from None
+    if cluster and peers.isdigit():
+        answer["assumptions"].insert(0, f"cluster = {cluster['cluster']}: {peers} peers, of the device "
+                                        "of --cluster, else of the default cluster")  # fmt: skip
     title = f"{work.answer.asked.resolved.model.name} on a swarm of {len(work.config.peers)} peers"
     if args.trace:
         from simkit.render import to_json
@@ -96,15 +114,64 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+class _ProbeError(Exception):
+    """Ends a probe of a file to be written."""
+
+
+def _check_files(args: argparse.Namespace) -> None:
+    """Raises InputError, before anything is computed, where --html or --trace could not be written."""
+    from simkit.spec.files import whole_file
+
+    for path in (args.trace, args.html):
+        if path:
+            try:
+                with contextlib.suppress(_ProbeError), whole_file(path):
+                    raise _ProbeError
+            except OSError as error:
+                raise InputError(f"cannot be written ({(error.strerror or str(error)).lower()})", file=path,
+                                 hint="give another name") from None  # fmt: skip
+    if args.html:
+        from simkit.plot_page import graph_objects
+
+        graph_objects()
+        if args.trace and os.path.realpath(args.html) == os.path.realpath(args.trace):
+            raise InputError("is the file of --trace too", key="--html", value=args.html, hint="give two names")
+
+
+def _by_flag(error: InputError, peers: str | None) -> InputError:
+    """The error under the name of the flag; peers: what --peers gave for a cluster."""
+    if error.file:
+        return error
+    if error.key == "cluster" and peers is not None:
+        return InputError(error.what, key="--peers", value=peers, hint=error.hint or "write it as 50x3080")
+    flag = _FLAGS.get(error.key)
+    return error if flag is None else InputError(error.what, key=flag, value=error.value, hint=error.hint)
+
+
 def _peers(args: argparse.Namespace) -> dict[str, Any]:
-    """`--peers 50x3080` names a cluster, `--peers FILE.csv` a table of peers."""
+    """`--peers 50x3080` names a cluster, `--peers 50` that many of its device, `--peers FILE.csv` a table of peers."""
     text = args.field_peers
     if text is None or text.lower().endswith(".csv"):
         return {}
+    if text.isascii() and text.isdigit():
+        return _number(args, text)
     if args.field_cluster is not None:
         raise InputError("is given beside --cluster", key="--peers", value=text, hint="give one of them")
     args.field_peers = None
     return {"cluster": text}
+
+
+def _number(args: argparse.Namespace, text: str) -> dict[str, Any]:
+    """So many peers of the device that the scenario or the default names; a cluster with a number says it itself."""
+    from simkit.decentral import DEFAULT_CLUSTER
+
+    if len(text) > 7 or int(text) < 1:
+        raise InputError("is no number of peers", key="--peers", value=text, hint="a whole number from 1 to 9999999")
+    cluster = args.field_cluster or _flags.base_values(args).get("cluster") or DEFAULT_CLUSTER.partition("x")[2]
+    if re.match(r"(\d+x|.*\+)", cluster):
+        return {}
+    args.field_peers = None
+    return {"cluster": f"{text}x{cluster}"}
 
 
 def knobs(args: argparse.Namespace) -> dict[str, Any]:
@@ -113,8 +180,9 @@ def knobs(args: argparse.Namespace) -> dict[str, Any]:
     from simkit.churn._common import churn
     from simkit.units import parse
 
-    if not 0.0 < args.hours < 1e6 or math.isnan(args.hours):
-        raise InputError("is no length of a run", key="--hours", value=args.hours, hint="give hours above 0")
+    if not 0.0 < args.hours <= LONGEST_H:
+        raise InputError("is no length of a run", key="--hours", value=args.hours,
+                         hint=f"give hours above 0, up to {LONGEST_H:g}")  # fmt: skip
     found: dict[str, Any] = {"churn": churn(args.churn, key="--churn"), "horizon_s": args.hours * 3600.0}
     for flag, (name, kind, _) in _KNOBS.items():
         text = getattr(args, f"knob_{name}")
@@ -122,7 +190,10 @@ def knobs(args: argparse.Namespace) -> dict[str, Any]:
             continue
         if kind == "text":
             if name in _POLICIES:
-                plugins.get(f"simkit.policies.{name}", text)
+                try:
+                    plugins.get(f"simkit.policies.{name}", text)
+                except InputError as error:
+                    raise InputError(error.what, key=f"--{flag}", value=text, hint=error.hint) from None
             found[name] = text
         elif kind == "count":
             found[name] = _count(text, f"--{flag}")
@@ -150,7 +221,7 @@ def _pairs(texts: list[str], key: str) -> list[tuple[str, str]]:
 
 def _count(text: str, key: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 7):
-        raise InputError("is no count", key=key, value=text, hint="give a whole number")
+        raise InputError("is no count", key=key, value=text, hint="give a whole number from 0 to 9999999")
     return int(text)
 
 
@@ -182,6 +253,7 @@ def lines(answer: dict[str, Any]) -> list[tuple[str, str]]:
                   + (f"; {answer['usd_per_million_samples']:.4g} USD and {answer['kwh_per_million_samples']:.4g} kWh a "
                      "million samples" if "usd_per_million_samples" in answer else "")),
     ]  # fmt: skip
+    rows.append(("Interval", answer["interval_method"]))
     if "time_to_end_s" in answer:
         rows.append(("The whole job", f"{format_s(answer['time_to_end_s'])}, {answer['cost_usd']:,.4g} USD"))
     return rows + _beside(answer) + _pool(answer)

@@ -13,6 +13,8 @@ from simkit.spec.stage import StageCost
 
 ARRIVALS = ("open", "recruit")
 SCHEDULES = ("endless", "1f1b")
+MOST_CHANGES = 1_000_000
+"""Comings, outages, slowdowns and checkpoints a run may be expected to have: at 0.1 to 0.4 ms each, some minutes."""
 BROKER_LAWS = ("deterministic", "exponential", "uniform")
 
 
@@ -95,9 +97,12 @@ class SwarmConfig:
         for name in (*positive, *free):
             value = getattr(self, name)
             if not value >= 0.0 or (name in positive and value == 0.0):
-                raise InputError("is not positive", key=name, value=value)
+                what, hint = ("positive", "above 0") if name in positive else ("0 or more", "of at least 0")
+                raise InputError(f"is not {what}", key=name, value=value, hint=f"give a value {hint}")
         if not math.isfinite(self.horizon_s):
-            raise InputError("is not finite", key="horizon_s", value=self.horizon_s)
+            raise InputError("is not finite", key="horizon_s", value=self.horizon_s, hint="give a finite time")
+        if not 1.0 <= self.slow_factor <= 1e6:
+            raise InputError("is no slowdown", key="slow_factor", value=self.slow_factor, hint="between 1 and 1e6")
         if not 0.0 <= self.graceful <= 1.0:
             raise InputError("is no share", key="graceful", value=self.graceful, hint="between 0 and 1")
         for name, known in (("arrivals", ARRIVALS), ("schedule", SCHEDULES), ("broker_law", BROKER_LAWS)):
@@ -106,6 +111,7 @@ class SwarmConfig:
         if not all(float(x) > 0.0 for x in self.stages.compute_s):
             raise InputError("has a stage without work", key="stages", hint="merge it with its neighbour")
         self._check_peers()
+        check_changes(self, self.online)
 
     def _check_peers(self) -> None:
         if not self.peers:
@@ -130,3 +136,38 @@ class SwarmConfig:
     def online(self) -> int:
         """Peers there on average."""
         return len(self.peers) + self.backup_pool
+
+
+def expected_changes(cfg: SwarmConfig, online: float) -> dict[str, float]:
+    """Changes to expect in a run with that many peers there, by the field of `SwarmConfig` they come from.
+
+    Comings N T/m (renewal theory; those of a trace are counted); of outages T/e and those whom they take, each at most
+    once in e r/s + d (r regions, share s, length d); slowdowns N T/(between + length); checkpoints and samples.
+    """
+    churn, horizon_s = cfg.churn, cfg.horizon_s
+    visits = churn.visits()
+    comings = online * horizon_s / churn.mean_session_s() if visits is None else float(len(visits))
+    if (rate := churn.outages_per_s()) > 0.0 and visits is None:
+        taken_hz = rate * churn.p["share"] / len({peer.region for peer in cfg.peers})
+        comings += horizon_s * rate + online * horizon_s * taken_hz / (1.0 + taken_hz * churn.p["duration"])
+    return {
+        "churn": comings, "slow_every_s": online * horizon_s / (cfg.slow_every_s + cfg.slow_s),
+        "joins": float(sum(count for _, count in cfg.joins)), "backup_pool": online,
+        "checkpoint_interval_s": horizon_s / (cfg.checkpoint_interval_s + cfg.checkpoint_s), "bins": float(cfg.bins),
+    }  # fmt: skip
+
+
+def check_changes(cfg: SwarmConfig, online: float) -> None:
+    """Raises InputError, which names the field that most changes come from, where a run would have too many."""
+    parts = expected_changes(cfg, online)
+    total = math.fsum(parts.values())
+    if total <= MOST_CHANGES:
+        return
+    name = max(parts, key=lambda key: parts[key])
+    value = {"churn": cfg.churn.text, "joins": int(parts["joins"])}.get(name) or getattr(cfg, name)
+    raise InputError(
+        f"would mean about {total:.2g} changes in {cfg.horizon_s / 3600.0:g} h with {online:g} peers, above the "
+        f"{MOST_CHANGES:,} that are simulated", key=name, value=value,
+        hint=f"give a {'longer time' if name.endswith('_s') or name == 'churn' else 'smaller number'}, fewer peers "
+        "or fewer hours",
+    )  # fmt: skip

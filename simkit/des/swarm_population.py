@@ -15,6 +15,7 @@ import numpy as np
 
 from simkit import plugins
 from simkit.churn._common import Visit
+from simkit.des.swarm_config import check_changes
 from simkit.des.swarm_parts import Node
 from simkit.spec.peers import Peer
 
@@ -47,6 +48,7 @@ class Population:
             slots=self.cfg.slots, backup_pool=self.cfg.backup_pool, losses_per_s=losses, lead_s=lead
         )
         self.target = len(self.cfg.peers) + self.spares
+        check_changes(self.cfg, self.target)
         self.rate_hz = self.target / mean * self.peak
 
     @property

@@ -71,9 +71,71 @@ def test_peers_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
                                  ["--state-from", "moon"], ["--replications", "0"], ["--storm", "2h"],
                                  ["--hours", "-3"], ["--goodput-above", "3"], ["--latency", "eu=3ms"],
                                  ["--churn", "trace:nowhere.csv"], ["--cluster", "8x3080"], ["--graceful", "7"],
+                                 ["--churn", "exponential:1ms"], ["--churn", "exponential:"],
+                                 ["--churn", "correlated:4h,every=1us,share=0.3"], ["--slow-factor", "0.5"],
+                                 ["--method", "s-sgd"], ["--method", "local-sgd"], ["--beside", "foo"],
                                  ["--wiring", "stochastic", "--goodput-above", "0.9"], ["--task", "inference"]])
 def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], bad: list[str]) -> None:
     code, out, err = ask(capsys, *bad)
     assert (code, out) == (2, "")
     assert len(err.strip().splitlines()) == 1
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("flag", "value", "way_out"), [
+    ("--checkpoint-rate", "0", "above 0"), ("--slow-for", "0s", "above 0"), ("--slow-every", "0s", "above 0"),
+    ("--recruit", "0s", "above 0"), ("--startup", "-1s", "at least 0"), ("--spares-by", "foo", "fastest"),
+    ("--hours", "1e12", "up to 1e+06"), ("--backup-pool", "-1", "from 0 to 9999999"), ("--slow-factor", "0", "above 0"),
+    ("--beside", "foo", "devices"), ("--replications", "0", "from 1"), ("--goodput-above", "3", "between"),
+])  # fmt: skip
+def test_complaints_name_the_flag_and_a_way_out(
+    capsys: pytest.CaptureFixture[str], flag: str, value: str, way_out: str
+) -> None:
+    code, out, err = ask(capsys, f"{flag}={value}")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"simkit: {flag} = ")
+    assert way_out in err.partition(";")[2]
+
+
+@pytest.mark.parametrize("flag", ["--html", "--trace"])
+def test_files_are_checked_before_anything_is_computed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str
+) -> None:
+    monkeypatch.setattr("simkit.swarm.study", lambda *a, **k: pytest.fail("computed first"))
+    for bad in (tmp_path, tmp_path / "nowhere" / "x.html", tmp_path / ("x" * 300)):
+        code, out, err = ask(capsys, flag, str(bad))
+        assert (code, out, len(err.strip().splitlines())) == (2, "", 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def peers_of(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]:
+    code = main(["swarm", *flags, "--model", "bert-large", "--hours", "0.1", "--json"])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_peers_may_be_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, device in ((["--peers", "3"], "3x3080"), (["--peers", "3", "--cluster", "4090"], "3x4090")):
+        code, out, err = peers_of(capsys, *flags)
+        assert code == 0, err
+        answer = json.loads(out)
+        assert answer["plan"]["peers"] == 3
+        assert answer["assumptions"][0].startswith(f"cluster = {device}")
+    for flags in (["--peers", "0"], ["--peers", "5xfoo"], ["--peers", "3", "--cluster", "4x3080"]):
+        code, out, err = peers_of(capsys, *flags)
+        assert (code, out) == (2, "")
+        assert err.startswith("simkit: --peers = ")
+
+
+def test_one_history_says_that_it_has_no_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = ask(capsys, "--quiet")
+    assert "one history" in out
+    assert "--replications" in out
+    _, out, _ = ask(capsys, "--json", "--replications", "2", "--churn", "exponential:1h")
+    answer = json.loads(out)
+    for name in ("goodput", "lost_work_fraction", "utilisation", "stalled_fraction"):
+        low, high = answer["interval_95"][name]
+        assert 0.0 <= low <= answer[name] <= high <= 1.0
+    low, high = answer["interval_95"]["useful_samples_per_s"]
+    assert 0.0 <= low <= high <= answer["ideal_samples_per_s"] * (1.0 + 1e-12)
+    assert "cut to what can be" in answer["interval_method"]

@@ -62,10 +62,27 @@ def test_a_law_can_be_given_again_as_it_is_printed(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize("text", ["", "foo", "exponential:4", "exponential:-4h", "exponential:4h,4h",
                                   "exponential:x=1s", "pareto:4h,alpha=1",
                                   "weibull:4h,shape=0", "day-night:4h,amplitude=2", "trace",
-                                  "exponential:0s", "exponential:mean=1h,mean=2h", "empirical:nowhere.csv"])
+                                  "exponential:0s", "exponential:mean=1h,mean=2h", "empirical:nowhere.csv",
+                                  "exponential:", "exponential:4h,", "weibull:,shape=1", "exponential:1e300h",
+                                  "day-night:4h,peak=99h", "correlated:4h,every=0s"])
 def test_senseless_laws_are_one_line(text: str) -> None:
-    with pytest.raises(InputError):
+    with pytest.raises(InputError) as found:
         churn(text)
+    assert found.value.hint
+
+
+def test_measured_sessions_need_their_column(tmp_path: Path) -> None:
+    (tmp_path / "wrong.csv").write_text("a,b\n1,2\n", encoding="utf-8")
+    with pytest.raises(InputError, match="lacks the column session_s"):
+        churn(f"empirical:{tmp_path / 'wrong.csv'}")
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_the_rate_of_outages_is_the_one_that_is_drawn(name: str, tmp_path: Path) -> None:
+    found = law(name, tmp_path)
+    drawn = len(found.outages(np.random.default_rng(3), 1000 * 86400.0))
+    wanted = found.outages_per_s() * 1000 * 86400.0
+    assert abs(drawn - wanted) <= 4.0 * math.sqrt(wanted)
 
 
 def node(key: int, **fields: Any) -> Any:

@@ -16,12 +16,13 @@ from simkit.churn._common import churn
 from simkit.des.streams import Streams, child_seed
 from simkit.des.swarm import Swarm, SwarmConfig, simulate
 from simkit.des.swarm_broker import detection_s
+from simkit.des.swarm_config import expected_changes
 from simkit.des.swarm_parts import Node, Progress
 from simkit.errors import InputError
 from simkit.spec.peers import Peer
 from simkit.spec.scenario import Scenario
 from simkit.spec.stage import uniform
-from simkit.swarm import replicate, smallest_pool, study
+from simkit.swarm import may_gain, replicate, smallest_pool, study
 from simkit.swarm_job import begun, job
 from simkit.swarm_stats import mean_interval, student
 from simkit.trace_swarm import swarm_trace
@@ -240,10 +241,51 @@ def test_student_quantiles() -> None:
 
 @pytest.mark.parametrize("change", [{"pipelines": 0}, {"horizon_s": math.inf}, {"graceful": 2.0}, {"arrivals": "x"},
                                     {"peers": ()}, {"holders": ((5,),)}, {"stages": uniform(1, forward_s=0.0)},
+                                    {"slow_factor": 0.5}, {"startup_s": -1.0},
                                     {"heartbeat_s": 0.0}, {"checkpoint_interval_s": math.nan}])
 def test_senseless_configurations_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         config(2, **change)
+
+
+def test_an_interval_holds_nothing_impossible() -> None:
+    # Mean 0.6, t(2, 95 %) = 4.3027, s = 0.5292: 0.6 +- 1.3146, cut to [0, 1].
+    assert mean_interval([0.0, 0.8, 1.0], 0.95, least=0.0, most=1.0) == (pytest.approx(0.6), 0.0, 1.0)
+    # Uncut where it lies inside: 0.5 +- 0.0248.
+    _, low, high = mean_interval([0.49, 0.5, 0.51], 0.95, least=0.0, most=1.0)
+    assert (low, high) == pytest.approx((0.4752, 0.5248), abs=1e-4)
+
+
+def test_only_alike_peers_in_fixed_pipelines_are_bounded_by_their_start() -> None:
+    quick = peers(1, flops=2.0)[0]
+    assert not may_gain(config(2))
+    assert may_gain(config(2, peers=(peers(1)[0], quick)))
+    assert may_gain(config(2, wiring="stochastic"))
+
+
+@pytest.mark.parametrize(("name", "change"), [
+    ("churn", {"churn": churn("exponential:1ms")}),
+    ("churn", {"churn": churn("correlated:4h,every=1us,share=0.3")}),
+    ("slow_every_s", {"slow_every_s": 1e-6, "slow_s": 1e-6}), ("joins", {"joins": ((1.0, 2_000_000),)}),
+    ("checkpoint_interval_s", {"checkpoint_interval_s": 1e-6}), ("bins", {"bins": 2_000_000}),
+])  # fmt: skip
+def test_too_many_changes_are_refused_beforehand(name: str, change: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="1,000,000") as found:
+        config(2, **change)
+    assert (found.value.key, bool(found.value.hint)) == (name, True)
+
+
+@pytest.mark.parametrize("law", ["exponential:2min", "weibull:2min,shape=0.6", "correlated:10min,every=4min,share=0.5,"
+                                 "duration=2min"])  # fmt: skip
+def test_the_expected_comings_are_those_that_come(law: str) -> None:
+    cfg = config(40, churn=churn(law), horizon_s=4 * 3600.0)
+    joins = simulate(cfg).joins
+    assert 0.6 * joins < expected_changes(cfg, cfg.online)["churn"] < 1.7 * joins
+
+
+def test_a_pool_that_grows_with_the_losses_is_counted_too() -> None:
+    with pytest.raises(InputError, match="1,000,000"):
+        simulate(config(12, churn=churn("exponential:1s"), pool="poisson", stages=uniform(12, forward_s=1.0)))
 
 
 def test_a_study_puts_it_together() -> None:
