@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from simkit import plugins
 from simkit.decentral_job import sustained
-from simkit.decentral_search import Answer, Asked, answer
+from simkit.decentral_search import Answer, Asked, answer, fastest
 from simkit.decentral_step import Rules
 from simkit.errors import InputError, RefusedError
 from simkit.planner import usual_samples
@@ -47,7 +47,7 @@ def base(scenario: Scenario) -> tuple[Resolved, tuple[Peer, ...], list[str]]:
     kept = {k: v for k, v in scenario.values.items() if k not in _SETTLED_HERE}
     task = "finetune" if scenario.get("task") in ("finetune", "inference") else "pretrain"
     kept |= {"micro_batch": 1, "grad_accum": 1, "task": task}
-    file = _file(scenario)
+    file = file_of(scenario)
     if file is not None:
         if scenario.given("cluster"):
             raise InputError("is given beside peers", key="cluster", value=scenario.get("cluster"),
@@ -57,8 +57,8 @@ def base(scenario: Scenario) -> tuple[Resolved, tuple[Peer, ...], list[str]]:
             devices[peer.device] = devices.get(peer.device, 0) + 1
         kept["cluster"] = "+".join(f"{n}x1x{device}" for device, n in devices.items())
     elif not scenario.given("cluster"):
-        kept["cluster"] = DEFAULT_CLUSTER
-        notes.append(f"cluster = {DEFAULT_CLUSTER}: none given")
+        kept["cluster"] = default_cluster(scenario)
+        notes.append(f"cluster = {kept['cluster']}: none given")
     resolved = resolve(replace(scenario, values=kept))
     calibrated = bool(scenario.get("calibration", True))
     rate = sustained(resolved.stack, resolved.plan.precision, calibration=calibrated,
@@ -73,8 +73,18 @@ def base(scenario: Scenario) -> tuple[Resolved, tuple[Peer, ...], list[str]]:
     return resolved, peers, [n for n in notes if not n.startswith(_UNSAID)]
 
 
-def _file(scenario: Scenario) -> str | None:
-    """The peers CSV; a bare number only repeats how many peers the cluster has."""
+def default_cluster(scenario: Scenario) -> str:
+    """`DEFAULT_CLUSTER`, with as many peers as `peers` says where that is a number. Raises InputError for none."""
+    text = str(scenario.get("peers", ""))
+    if not text.isdigit():
+        return DEFAULT_CLUSTER
+    if not int(text):
+        raise InputError("is nobody", file=scenario.file, key="peers", value=text, hint="give at least one peer")
+    return f"{int(text)}x{DEFAULT_CLUSTER.partition('x')[2]}"
+
+
+def file_of(scenario: Scenario) -> str | None:
+    """The peers CSV; a bare number says how many peers there are."""
     text = scenario.get("peers")
     return None if text is None or str(text).isdigit() else str(text)
 
@@ -160,20 +170,20 @@ def _lora(scenario: Scenario, resolved: Resolved, notes: list[str]) -> int:
 def best(question: Asked, scenario: Scenario, notes: list[str]) -> Answer:
     """The best answer; gradients are compressed unasked where that gains `GAIN`."""
     plain = answer(question)
-    notes += plain.notes
     open_ = not scenario.given("exchange") and not question.lora_rank
     if not open_ or len(question.peers) < 2 or not plain.fits:
+        notes += plain.notes
         return plain
-    # Compression changes how many replicas pay, hardly how large a micro-batch is best.
-    rival = answer(replace(
-        question, rules=replace(question.rules, exchange="acp-sgd"), micro_batch=plain.plan.micro_batch,
-        recompute=plain.plan.recompute,
-    ))  # fmt: skip
-    speed, other = plain.samples / plain.step.end_s, rival.samples / rival.step.end_s
-    if len(rival.step.pipes) > 1 and other > GAIN * speed and (rival.fits or not plain.fits):
+    # Compression makes replicas pay, and with them other micro-batches and less recomputation: all is looked for again.
+    speed = plain.samples / plain.step.end_s
+    rival = fastest(replace(question, rules=replace(question.rules, exchange="acp-sgd")), floor=GAIN * speed)
+    other = 0.0 if rival is None else rival.samples / rival.step.end_s
+    if rival is not None and len(rival.step.pipes) > 1 and other > GAIN * speed:
+        notes += rival.notes
         notes.append(f"exchange = acp-sgd, rank {question.resolved.plan.rank}: {other / speed:.1f}x faster than s-sgd "
                      "here; it changes the gradient, see `simkit methods`")  # fmt: skip
         return rival
+    notes += plain.notes
     if len(plain.step.pipes) > 1:
         notes.append("exchange = s-sgd: none given; compression gains less than 10 % here")
     return plain

@@ -14,12 +14,13 @@ Sources: Douillard et al. (arXiv 2311.08105, algorithm 1); Streaming DiLoCo (arX
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from simkit.cost import whole_job
-from simkit.decentral import refuse
+from simkit.decentral import counted, default_cluster, file_of, refuse
 from simkit.decentral_lines import ELEMENT_BYTES, all_reduce_s
 from simkit.errors import InputError, RefusedError
 from simkit.methods import OWN
@@ -116,17 +117,17 @@ def local(scenario: Scenario, *, beside: bool = True) -> Report:
 
 def _workers(scenario: Scenario, notes: list[str]) -> tuple[tuple[Peer, ...], list[tuple[str, int]], int]:
     """(the workers' lines, [(cluster text of one, how many)], GPUs in all)."""
-    file = scenario.get("peers")
+    file = file_of(scenario)
     if file is not None:
         if scenario.given("cluster"):
             raise InputError("is given beside peers", key="cluster", value=scenario.get("cluster"),
                              hint="a peers CSV names the devices itself")  # fmt: skip
         peers = read_peers(file, profiles=scenario.profiles)
-        counted: dict[str, int] = {}
+        alike: dict[str, int] = {}
         for peer in peers:
-            counted[f"1x1x{peer.device}"] = counted.get(f"1x1x{peer.device}", 0) + 1
-        return peers, list(counted.items()), len(peers)
-    text = scenario.get("cluster", "50x3080")
+            alike[f"1x1x{peer.device}"] = alike.get(f"1x1x{peer.device}", 0) + 1
+        return peers, list(alike.items()), len(peers)
+    text = scenario.get("cluster", default_cluster(scenario))
     if not scenario.given("cluster"):
         notes.append(f"cluster = {text}: none given")
     built, said = parse_cluster(
@@ -140,6 +141,7 @@ def _workers(scenario: Scenario, notes: list[str]) -> tuple[tuple[Peer, ...], li
     # A worker is a node: its whole line, which its GPUs share.
     one = replace(built, groups=tuple(replace(g, gpus_per_node=1) for g in built.groups))
     lines = tuple(replace(p, up_Bps=p.up_Bps, down_Bps=p.down_Bps) for p in peers_from_cluster(one))
+    counted(scenario, lines)
     islands = [(f"1x{g.gpus_per_node}x{g.device.name}", g.nodes) for g in built.groups]
     return lines, islands, built.gpus
 
@@ -192,9 +194,7 @@ def _report(
     if tokens:
         metrics |= {"tokens_per_s": tokens / step_s, "tokens_per_s_per_gpu": tokens / step_s / gpus}
     cut = traffic_cut(found.steps, dtype)
-    bound = slowest.bottleneck
-    if found.exposed_s > 0.5 * found.end_s:
-        bound = f"averaging among {len(workers)} workers: {found.exposed_s / found.end_s:.0%} of the time waits for it"
+    bound = _bound(slowest, found, workers)
     values = dict(slowest.scenario) | {
         "method": "local-sgd", "cluster": "+".join(f"{n}{t[1:]}" for t, n in islands), "inner_steps": found.steps,
         "outer_dtype": dtype, "global_batch": int(samples),
@@ -225,6 +225,21 @@ def _report(
         extras=_extras(found, workers, rate, cut),
         sensitivities_fn=lambda: _sensitivities(found),
     )  # fmt: skip
+
+
+def _bound(slowest: Report, found: Round, workers: tuple[Peer, ...]) -> str:
+    """What bounds the step that is shown: the average where no part of an inner step is longer; else the words of the
+    inner step, with shares of the step shown."""
+    computing = ("forward_s", "backward_s", "recompute_s")
+    terms, share = slowest.breakdown, found.exposed_s / found.end_s
+    compute = sum(terms.get(k, 0.0) for k in computing)
+    longest = max(compute, *(v for k, v in terms.items() if k not in (*computing, "compute_s")))
+    if found.exposed_s / found.steps >= longest:
+        return f"averaging among {len(workers)} workers: {share:.0%} of the step waits for it"
+    if not found.exposed_s:
+        return slowest.bottleneck
+    words = re.sub(r"\d+% of the step", f"{longest * found.steps / found.end_s:.0%} of the step", slowest.bottleneck)
+    return f"{words}; averaging among workers is {share:.0%}"
 
 
 def _cost(slowest: Report, reports: list[Report], islands: list[tuple[str, int]], found: Round, scenario: Scenario,

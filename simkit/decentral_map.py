@@ -1,9 +1,9 @@
 """Where cards at home equal a data centre: throughput over that of a reference, by bandwidth and micro-batches.
 
-At every point the best shape (pipelines, depth, micro-batch) is looked for with the closed forms, T(n) = fill +
-(n - 1) · interval + what replicas exchange, and the best is then walked event by event. All lines have the same rate in
-both directions. Crossings are read off between neighbouring points, on logarithms. What a latency does is asked of the
-best plan of most micro-batches at every bandwidth, which is kept.
+At every point the best shape (pipelines, depth, micro-batch, recomputation) is looked for with the closed forms,
+T(n) = fill + (n - 1) · interval + what replicas exchange, and the best is then walked event by event. All lines have
+the same rate in both directions. Crossings are read off between neighbouring points, on logarithms. What a latency does
+is asked of the best plan of most micro-batches at every bandwidth, which is kept.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simkit.chain import ESTIMATES, endless_s
-from simkit.decentral_search import Answer, Asked, attempt, shapes, sizes
-from simkit.decentral_step import Crew, step
+from simkit.decentral_search import NEAR, Answer, Asked, Cache, attempt, recomputes, shapes, sizes
+from simkit.decentral_step import step
 from simkit.errors import InputError
 from simkit.spec.peers import Peer
 
 Array = NDArray[np.float64]
 MAX_POINTS = 2_000
+MAX_COUNT = 65_536
+"""Micro-batches of a pipeline and step, at most: beyond it fill and drain are nothing, and a step is hours long."""
 SIZES = 3
 """Micro-batches tried at each point, spread over those that a step can use."""
 
@@ -30,7 +32,8 @@ SIZES = 3
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Map:
     """Axes: bandwidths (byte/s), micro-batches of a pipeline and step, latencies (s, between two peers). rate, ratio,
-    pipelines, depth, micro_batch: (bandwidths, micro-batches); rate is samples a second, 0 where nothing fits.
+    pipelines, depth, micro_batch, recompute: (bandwidths, micro-batches); rate is samples a second, 0 where nothing
+    fits (recompute: empty).
     by_latency: (bandwidths, latencies) ratios at most micro-batches."""
 
     bandwidth_Bps: Array
@@ -42,6 +45,7 @@ class Map:
     pipelines: NDArray[np.int64]
     depth: NDArray[np.int64]
     micro_batch: NDArray[np.int64]
+    recompute: NDArray[np.str_]
     by_latency: Array
 
     @property
@@ -91,10 +95,11 @@ def mapped(asked: Asked, *, bandwidths: Sequence[float], latency_s: float, count
         raise InputError("has too many points", key="map", value=len(bandwidths) * len(counts),
                          hint=f"at most {MAX_POINTS}")  # fmt: skip
     asked = replace(asked, grad_accum=max(counts))
-    crews: dict[tuple[int, bool], Crew] = {}
+    crews: Cache = {}
     cells = [_row(asked, bandwidth, latency_s, counts, crews) for bandwidth in bandwidths]
     shape = len(bandwidths), len(counts)
     rate, found = np.zeros(shape), np.zeros((3, *shape), dtype=np.int64)
+    recompute = np.full(shape, "", dtype="<U9")
     by_latency = np.zeros((len(bandwidths), len(latencies_s)))
     for i, row in enumerate(cells):
         for k, cell in enumerate(row):
@@ -102,6 +107,7 @@ def mapped(asked: Asked, *, bandwidths: Sequence[float], latency_s: float, count
                 rate[i, k] = cell[1]
                 found[:, i, k] = (len(cell[0].assignment.pipelines), max(map(len, cell[0].assignment.pipelines)),
                                   cell[0].plan.micro_batch)  # fmt: skip
+                recompute[i, k] = cell[0].plan.recompute
         last = row[int(np.argmax(counts))]
         if last is not None:
             by_latency[i] = [_timed(last[0], wired(asked, bandwidths[i], x), max(counts)) / reference_rate
@@ -109,7 +115,7 @@ def mapped(asked: Asked, *, bandwidths: Sequence[float], latency_s: float, count
     return Map(
         bandwidth_Bps=np.asarray(bandwidths, dtype=float), counts=tuple(counts), latencies_s=tuple(latencies_s),
         latency_s=latency_s, reference_rate=reference_rate, rate=rate, pipelines=found[0], depth=found[1],
-        micro_batch=found[2], by_latency=by_latency,
+        micro_batch=found[2], recompute=recompute, by_latency=by_latency,
     )  # fmt: skip
 
 
@@ -126,7 +132,7 @@ def _timed(found: Answer, peers: tuple[Peer, ...], count: int) -> float:
 
 
 def _row(asked: Asked, bandwidth: float, latency_s: float, counts: Sequence[int],
-         crews: dict[tuple[int, bool], Crew]) -> list[tuple[Answer, float] | None]:  # fmt: skip
+         crews: Cache) -> list[tuple[Answer, float] | None]:  # fmt: skip
     """The best plan and its samples a second for every number of micro-batches at one bandwidth. crews: priced jobs,
     which do not depend on lines."""
     peers = wired(asked, bandwidth, latency_s)
@@ -134,19 +140,29 @@ def _row(asked: Asked, bandwidth: float, latency_s: float, counts: Sequence[int]
     cache = {key: replace(crew, peers=peers) for key, crew in crews.items()}
     every = sizes(here)
     several = every if len(every) <= SIZES else [every[i] for i in np.linspace(0, len(every) - 1, SIZES).astype(int)]
-    best: list[tuple[Answer, float] | None] = [None] * len(counts)
-    for pipelines, depth in shapes(here):
-        for micro in several:
-            found = attempt(here, pipelines, depth, micro, asked.recompute or "none", cache)
-            if not found.fits:
-                continue
-            for k, count in enumerate(counts):
-                rate = _estimated(found, count)
-                known = best[k]
-                if known is None or rate > known[1]:
-                    best[k] = found, rate
+    known: list[list[tuple[Answer, float]]] = [[] for _ in counts]
+    for recompute in recomputes(here):
+        best: dict[int, tuple[Answer, float]] = {}
+        for pipelines, depth in shapes(here):
+            for micro in several:
+                found = attempt(here, pipelines, depth, micro, recompute, cache)
+                if found is None:
+                    continue
+                for k, count in enumerate(counts):
+                    rate = _estimated(found, count)
+                    if k not in best or rate > best[k][1]:
+                        best[k] = found, rate
+        for k, one in best.items():
+            known[k].append(one)
     crews.update(cache)
-    return [None if b is None else (b[0], _timed(b[0], peers, n)) for b, n in zip(best, counts, strict=True)]
+    return [_best(rivals, peers, n) for rivals, n in zip(known, counts, strict=True)]
+
+
+def _best(rivals: list[tuple[Answer, float]], peers: tuple[Peer, ...], count: int) -> tuple[Answer, float] | None:
+    """The fastest by the walk of those whose estimates are near the best."""
+    near = NEAR * max((rate for _, rate in rivals), default=0.0)
+    walked = [(a, _timed(a, peers, count)) for a, rate in rivals if rate >= near]
+    return max(walked, key=lambda one: one[1], default=None)
 
 
 def _estimated(found: Answer, count: int) -> float:

@@ -33,6 +33,13 @@ SPREAD = (0.75, 1.35)
 in a form from which residuals could be learned."""
 BINS = 20
 FROM = ("cluster", "inter", "peers")
+CONVENTIONS = (
+    "dense peaks with fp32 accumulation",
+    "lines carry 95.6 % of their rate (TCP over Ethernet); latency = both peers' ways to the backbone",
+    "gradients are averaged after a stage's last backward pass, not during it",
+    "no churn: what fails or leaves is `simkit swarm`'s question",
+)
+"""What holds of every training step over peers."""
 
 
 def report_of(found: Answer, scenario: Scenario, notes: list[str]) -> Report:
@@ -93,35 +100,37 @@ def _flops(found: Answer) -> tuple[float, float]:
 
 
 def breakdown(found: Answer) -> dict[str, float]:
-    """Terms of the peer that ends last; they sum to the step. link_s: what messages between stages add to the same
-    pipeline where they cost nothing; bubble_s: fill, drain and waits for slower stages."""
+    """Terms of the stage that computes longest in the pipeline that ends last; they sum to the step.
+
+    exposed_comm_s: what averaging adds to that pipeline's end; link_s: what messages between stages add to it;
+    bubble_s: what is left, fill, drain and waits for other stages. Each is the step less the step without it, in this
+    order, so that none is counted twice.
+    """
     timed, rules = found.step, found.asked.rules
     pipe, r = _critical(found)
-    peer = pipe.held[r].peer
     n, chain = pipe.micro_batches, pipe.chain
     forward, backward = n * float(chain.forward_s[r]), n * float(chain.backward_s[r])
-    stage_end = float(pipe.stage_end_s[r])
-    optimizer, exchange = float(timed.optimizer_s[peer]), float(timed.exchange_s[peer])
-    if rules.staleness:
-        exchange = max(timed.end_s - stage_end - optimizer, 0.0)
-    alone = _stage_end(pipe, rules, r)
-    link = max(stage_end - max(alone, forward + backward), 0.0)
-    bubble = max(stage_end - forward - backward - link, 0.0)
-    return {"forward_s": forward, "backward_s": backward, "bubble_s": bubble, "link_s": link,
-            "exposed_comm_s": exchange, "optimizer_s": optimizer}  # fmt: skip
+    own = np.array([timed.optimizer_s[h.peer] for h in pipe.held])
+    optimizer = float(own[r])
+    least = forward + backward + optimizer
+    averaged = min(max(float((pipe.stage_end_s + own).max()), least), timed.end_s)
+    free = min(max(float((_stage_ends(pipe, rules) + own).max()), least), averaged)
+    return {"forward_s": forward, "backward_s": backward, "bubble_s": free - least, "link_s": averaged - free,
+            "exposed_comm_s": timed.end_s - averaged, "optimizer_s": optimizer}  # fmt: skip
 
 
-def _stage_end(pipe: Pipe, rules: Rules, r: int) -> float:
-    """When stage r would end if messages cost nothing."""
+def _stage_ends(pipe: Pipe, rules: Rules) -> Array:
+    """When every stage would end if messages cost nothing."""
     free = pipe.chain.without_messages()
     if rules.staleness:
-        return pipe.micro_batches * float(free.busy_s.max())
-    return float(walk(free, schedule_of(rules.schedule).order, pipe.micro_batches)[0].stage_end_s[r])
+        return np.full(free.stages, pipe.micro_batches * float(free.busy_s.max()))
+    return walk(free, schedule_of(rules.schedule).order, pipe.micro_batches)[0].stage_end_s
 
 
 def _critical(found: Answer) -> tuple[Pipe, int]:
-    d, r = found.step.critical
-    return found.step.pipes[d], r
+    """(the pipeline that ends last, its stage that computes longest)."""
+    pipe = found.step.pipes[found.step.critical[0]]
+    return pipe, int(np.argmax(pipe.chain.busy_s))
 
 
 def _ledger(found: Answer, terms: Mapping[str, float]) -> tuple[Term, ...]:
@@ -144,7 +153,10 @@ def _bound(found: Answer, terms: Mapping[str, float]) -> str:
     if compute >= terms[worst]:
         return f"compute of stage {r} on {who.device}: {share}"
     if worst == "exposed_comm_s":
-        return f"averaging gradients of {len(found.step.pipes)} replicas over lines of {_line(who)}: {share}"
+        who = peers[pipe.held[found.step.critical[1]].peer]
+        n = len(found.step.pipes)
+        what = f"of {n} replicas" if n > 1 else "among those that hold the same"
+        return f"averaging gradients {what} over lines of {_line(who)}: {share}"
     if worst == "link_s":
         slow = int(np.argmax(np.maximum(pipe.chain.send_s, pipe.chain.back_s)))
         return f"messages between {len(pipe.held)} stages, slowest from {peers[pipe.held[slow].peer].name}: {share}"
@@ -170,11 +182,9 @@ def _groups(found: Answer) -> dict[str, str]:
 
 def _conventions(found: Answer) -> tuple[str, ...]:
     said = [
-        "dense peaks with fp32 accumulation",
+        CONVENTIONS[0],
         "MFU counts all peers, spare ones included, and no recomputation",
-        "lines carry 95.6 % of their rate (TCP over Ethernet); latency = both peers' ways to the backbone",
-        "gradients are averaged after a stage's last backward pass, not during it",
-        "no churn: what fails or leaves is `simkit swarm`'s question",
+        *CONVENTIONS[1:],
         f"90 % interval = {SPREAD[0]:g} to {SPREAD[1]:g} times the figure: assumed, few such runs are published",
     ]
     if not found.step.exact:
@@ -399,11 +409,15 @@ def reference(scenario: Scenario, values: Mapping[str, Any], cluster: str = "") 
     """The same job on `simkit.predict.REFERENCE_CLUSTER` (or `cluster`): same network, precision, optimizer and batch,
     as a planner would run it there. values: of the resolved job over peers."""
     from simkit.predict import REFERENCE_CLUSTER, predict_scenario
+    from simkit.spec import profiles as store
+    from simkit.spec.resolve import parse_cluster
 
     cluster = cluster or REFERENCE_CLUSTER
     fields: dict[str, Any] = {"cluster": cluster} | {k: values[k] for k in ("model", "precision", "optimizer")}
     if "global_batch" in values:
-        gpus = 8 if not cluster[0].isdigit() else int(cluster.partition("x")[0])
+        calibrated = bool(scenario.get("calibration", True))
+        gpus = parse_cluster(store.roots(scenario.profiles), cluster, gpus_per_node=None, intra=None, inter=None,
+                             nics_per_node=None, p2p=None, profiles=scenario.profiles, calibration=calibrated)[0].gpus
         fields["global_batch"] = max(round(int(values["global_batch"]) / gpus), 1) * gpus
     fields |= {k: values[k] for k in ("seq_len", "attention") if k in values}
     fields |= {k: scenario.get(k) for k in ("electricity", "calibration", "tokens", "samples") if scenario.given(k)}

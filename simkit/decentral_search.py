@@ -2,9 +2,9 @@
 
 Numbers of pipelines, depths and micro-batches (powers of two) are placed and timed by the closed forms of
 `simkit.chain`, coarsely first, then every micro-batch at the best shape; a shape is left out where its peers could not
-beat the best time even if nothing waited. The fastest that fits is walked event by event. Where nothing fits, the same
-is tried with full recomputation, unless the scenario says which; where still nothing does, the answer says what the
-largest unit needs and what each device offers.
+beat the best time even if nothing waited. All of it is tried without recomputation and with full, unless the scenario
+says which: memory that is freed takes shallower pipelines, whose messages are fewer. The fastest that fits is walked
+event by event. Where nothing fits, the answer says what the largest unit needs and what each device offers.
 """
 
 from __future__ import annotations
@@ -30,6 +30,15 @@ MANY = 200
 """Peers above which fewer shapes are tried."""
 LARGEST = 64
 """The largest micro-batch tried."""
+NEAR = 0.9
+"""Plans whose estimate is at least this share of the best are walked."""
+RECOMPUTES = ("none", "full")
+"""Tried where recompute is open. Selective is not: fused attention keeps no scores, so it would free nothing."""
+SCORED = ("none", "selective", "full")
+"""Tried where attention keeps its scores."""
+
+Cache = dict[tuple[int, bool, str], Crew]
+"""Priced jobs by micro-batch, whether there are replicas, and recomputation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,73 +100,118 @@ def crew_of(asked: Asked, found: Job) -> Crew:
     )  # fmt: skip
 
 
+def recomputes(asked: Asked) -> tuple[str, ...]:
+    """What is tried, the least work first."""
+    if asked.recompute is not None:
+        return (asked.recompute,)
+    return SCORED if asked.resolved.plan.attention == "math" and len(asked.peers) <= MANY else RECOMPUTES
+
+
 def answer(asked: Asked) -> Answer:
-    """The best plan, walked event by event."""
-    notes: list[str] = []
+    """The best plan, walked event by event; where nothing fits, the fastest of those of least work as if it did."""
+    found = fastest(asked)
+    if found is not None:
+        return found
     if not all(h["holds"] for h in holds(asked)):
         # No cut helps where a unit alone is too large; times are given all the same.
         asked = replace(asked, micro_batch=asked.micro_batch or 1, pipelines=asked.pipelines or 1)
-    found, tried = _search(asked, asked.recompute or "none")
-    if not found.fits and asked.recompute is None:
-        again, more = _search(asked, "full")
+    best, tried = _search(asked, recomputes(asked)[0], fitting=False)
+    assert best is not None
+    return replace(_walked(best), tried=tried)
+
+
+def fastest(asked: Asked, *, floor: float = 0.0) -> Answer | None:
+    """The best plan that fits, walked event by event; None where none does. floor: samples a second below which nothing
+    is of interest."""
+    if not all(h["holds"] for h in holds(asked)):
+        asked = replace(asked, micro_batch=asked.micro_batch or 1, pipelines=asked.pipelines or 1)
+    several, finalists, tried, bar = recomputes(asked), [], 0, floor
+    for recompute in several:
+        found, more = _search(asked, recompute, floor=bar)
         tried += more
-        if again.fits:
-            found = again
-            notes.append("recompute = full: no stage holds its activations otherwise")
-    exact = step(found.crew, asked.rules, found.assignment, micro_batches=found.micro_batches)
-    return replace(found, step=exact, tried=tried, notes=tuple(notes))
+        if found is not None:
+            finalists.append(found)
+            bar = max(bar, _rate(found))
+    if not finalists:
+        return None
+    # The closed forms tell plans apart to a few per cent; those that are closer are walked.
+    walked = [_walked(f) for f in finalists if _rate(f) >= NEAR * max(map(_rate, finalists))]
+    best = max(walked, key=_rate)
+    notes = (_why(best, walked, finalists, several),) if len(several) > 1 else ()
+    return replace(best, tried=tried, notes=notes)
 
 
-def _search(asked: Asked, recompute: str) -> tuple[Answer, int]:
+def _walked(found: Answer) -> Answer:
+    return replace(found, step=step(found.crew, found.asked.rules, found.assignment, micro_batches=found.micro_batches))
+
+
+def _why(best: Answer, walked: list[Answer], finalists: list[Answer], several: tuple[str, ...]) -> str:
+    """The line on recomputation."""
+    chosen, plain = best.plan.recompute, several[0]
+    if chosen == plain:
+        return f"recompute = {chosen}: no plan tried with {' or '.join(several[1:])} is faster"
+    other = next((f for f in (*walked, *finalists) if f.plan.recompute == plain), None)
+    if other is None:
+        return f"recompute = {chosen}: no stage holds its activations otherwise"
+    return f"recompute = {chosen}: {_rate(best) / _rate(other):.2f}x faster than the best plan tried without; the " \
+           "memory it frees holds larger stages and micro-batches"  # fmt: skip
+
+
+def _rate(found: Answer) -> float:
+    return found.samples / found.step.end_s
+
+
+def _search(asked: Asked, recompute: str, *, floor: float = 0.0, fitting: bool = True) -> tuple[Answer | None, int]:
+    """(the best by the closed forms, plans tried). fitting: only of those that fit."""
     every = sizes(asked)
     coarse = every if len(every) <= 3 else [every[i] for i in sorted({0, len(every) // 2, len(every) - 2})]
-    cache: dict[tuple[int, bool], Crew] = {}
+    cache: Cache = {}
     best: Answer | None = None
     tried = 0
     for pipelines, depth in shapes(asked):
         for micro in coarse:
             if pipelines * micro > max(asked.samples, pipelines) and not asked.grad_accum and micro != coarse[0]:
                 continue
-            if best is not None and best.fits and _hopeless(best, pipelines * depth, micro, cache):
+            bar = max(floor, 0.0 if best is None else _rate(best))
+            if fitting and bar and _hopeless(bar, pipelines * depth, micro, cache):
                 continue
-            found = attempt(asked, pipelines, depth, micro, recompute, cache)
+            found = attempt(asked, pipelines, depth, micro, recompute, cache, fitting=fitting)
             tried += 1
-            if best is None or _better(found, best):
+            if found is not None and (best is None or _better(found, best)):
                 best = found
-    assert best is not None
+    if best is None:
+        return None, tried
     shape = len(best.assignment.pipelines), best.problem.depth
     for micro in every:
         if micro != best.plan.micro_batch and micro not in coarse and shape[0] * micro <= asked.samples:
-            found = attempt(asked, *shape, micro, recompute, cache)
+            found = attempt(asked, *shape, micro, recompute, cache, fitting=fitting)
             tried += 1
-            if _better(found, best):
+            if found is not None and _better(found, best):
                 best = found
     return best, tried
 
 
-def _hopeless(best: Answer, used: int, micro: int, cache: dict[tuple[int, bool], Crew]) -> bool:
-    """Whether so many peers cannot be faster than the best plan even if they never wait."""
-    crew = next((c for (size, _), c in cache.items() if size == micro), None)
-    if crew is None or used >= len(crew.peers):
+def _hopeless(bar: float, used: int, micro: int, cache: Cache) -> bool:
+    """Whether so many peers cannot reach `bar` samples a second even if they never wait."""
+    crew = next((c for (size, *_), c in cache.items() if size == micro), None)
+    if crew is None:
         return False
     whole = np.array([k.forward_s[0, -1] + k.backward_s[0, -1] for k in crew.kinds])
     speed = np.sort(1.0 / (whole[np.asarray(crew.kind, dtype=int)] * crew.slow))[::-1][:used].sum()
-    return bool(micro * speed < best.samples / best.step.end_s)
+    return bool(micro * speed < bar)
 
 
 def _better(a: Answer, b: Answer) -> bool:
-    if a.fits != b.fits:
-        return a.fits
     # Of equally fast plans the first, which has the most pipelines and the smallest micro-batch.
-    return a.samples / a.step.end_s > b.samples / b.step.end_s * (1.0 + 1e-9)
+    return _rate(a) > _rate(b) * (1.0 + 1e-9)
 
 
 def attempt(
-    asked: Asked, pipelines: int, depth: int, micro: int, recompute: str, cache: dict[tuple[int, bool], Crew]
-) -> Answer:
-    """One combination, by the closed forms."""
+    asked: Asked, pipelines: int, depth: int, micro: int, recompute: str, cache: Cache, *, fitting: bool = True
+) -> Answer | None:
+    """One combination, by the closed forms. fitting: None where it does not fit, else it is timed all the same."""
     base = asked.resolved.plan
-    key = micro, pipelines > 1
+    key = micro, pipelines > 1, recompute
     if key not in cache:
         plan = replace(base, micro_batch=micro, grad_accum=1, recompute=recompute, dp=1)
         kept = 0.0 if asked.lora_rank else copies(asked.resolved.model, base, asked.rules, 2 if pipelines > 1 else 1)
@@ -170,6 +224,8 @@ def attempt(
                     forced=asked.depth is not None)  # fmt: skip
     assigned = plugins.get("simkit.placement", asked.placement).place(posed, pipelines)
     fits = all(assigned.pipelines) and _fits(posed, assigned)
+    if fitting and not fits:
+        return None
     if not all(assigned.pipelines):
         # Times are given even where nothing fits: the same peers as if memory were ample.
         assigned = plugins.get("simkit.placement", asked.placement).place(_roomy(posed), pipelines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ LEAST, MOST = 0.05, 20.0
 """Ratios beyond these take the end of the colours."""
 
 
-def map_page(found: Map, title: str) -> str:
-    """The whole page as text."""
+def map_page(found: Map, title: str, assumed: Sequence[str] = ()) -> str:
+    """The whole page as text. assumed: lines of what was not given."""
     by_count = [(n, "never" if x is None else format_bits(x))
                 for n, x in zip(found.counts, found.bandwidth_crossings(), strict=True)]  # fmt: skip
     rows = zip(found.bandwidth_Bps, found.count_crossings(), found.latency_crossings(), strict=True)
@@ -30,9 +31,12 @@ def map_page(found: Map, title: str) -> str:
         Sheet(title="Equal from so many micro-batches, up to this latency",
               heads=("bandwidth", "micro-batches", "latency"), rows=by_rate),
     ]  # fmt: skip
+    if assumed:
+        crossings.append(Sheet(title="Assumed (not given)", heads=("assumption",), rows=[(n,) for n in assumed],
+                               words=True))  # fmt: skip
     intro = (f"Throughput of the peers over {found.reference_rate:.4g} samples/s of the reference; all lines alike in "
-             f"both directions, {format_s(found.latency_s)} between two peers. The best number of pipelines, depth and "
-             "micro-batch at every point. Blank: nothing fits.")
+             f"both directions, {format_s(found.latency_s)} between two peers. The best number of pipelines, depth, "
+             "micro-batch and recomputation at every point. Blank: nothing fits.")
     return page(title, [_heat(found)], crossings, intro=intro)
 
 
@@ -70,7 +74,8 @@ def _heat(found: Map) -> Picture:
 def _told(found: Map, i: int, k: int) -> str:
     if not found.rate[i, k] > 0.0:
         return "nothing fits"
-    return (f"{format_bits(found.bandwidth_Bps[i])}, {found.counts[k]} micro-batches of {found.micro_batch[i, k]}<br>"
+    return (f"{format_bits(found.bandwidth_Bps[i])}, {found.counts[k]} micro-batches of {found.micro_batch[i, k]}, "
+            f"recompute {found.recompute[i, k]}<br>"
             f"{found.ratio[i, k]:.3g} times the reference<br>{found.pipelines[i, k]} pipelines of {found.depth[i, k]}")
 
 

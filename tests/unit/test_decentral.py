@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ import simkit
 from simkit import plugins
 from simkit.decentral import asked
 from simkit.decentral_job import job, sustained
-from simkit.decentral_search import answer, crew_of
+from simkit.decentral_search import answer, attempt, crew_of
 from simkit.decentral_step import dealt, problem, step
 from simkit.errors import InputError, RefusedError
 from simkit.evaluate import evaluate
@@ -257,7 +257,49 @@ def test_gpipe_holds_more_than_1f1b() -> None:
     assert set(g.tolist()) == {32.0}
 
 
+# -- what is chosen ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("cluster", "model"), [("20x3080", "gpt2-medium"), ("12x3080+8x4090", "gpt3-2.7b")])
+def test_the_default_plan_is_no_slower_than_with_recomputation_given(cluster: str, model: str) -> None:
+    given = {"method": "decentralized", "cluster": cluster, "model": model, "inter": "1Gb/s@10ms"}
+    chosen = simkit.predict(**given)
+    for recompute in ("none", "full"):
+        assert chosen.samples_per_s >= 0.99 * simkit.predict(**given, recompute=recompute).samples_per_s, recompute
+    assert any(n.startswith(f"recompute = {chosen.scenario['recompute']}: ") for n in chosen.assumptions)
+
+
+def test_the_default_plan_is_near_the_fastest_of_all() -> None:
+    """Every number of pipelines, depth and micro-batch of ten peers, with and without recomputation."""
+    q = question(cluster="10x3080", model="gpt2-medium", inter="1Gb/s@10ms", exchange="acp-sgd")
+    found = answer(q)
+    rates = []
+    for recompute in ("none", "full"):
+        cache: dict = {}
+        for dp, pp, micro in product(range(1, 11), range(1, 11), (1, 2, 4, 8, 16, 32)):
+            if dp * pp <= 10 and (one := attempt(q, dp, pp, micro, recompute, cache)) is not None:
+                rates.append(one.samples / one.step.end_s)
+    assert found.samples / found.step.end_s >= 0.95 * max(rates)
+
+
+def test_terms_are_those_of_the_stage_that_computes_longest() -> None:
+    found = simkit.predict(method="decentralized", cluster="20x3080", model="gpt2-medium", inter="1Gb/s@10ms", dp=5,
+                           recompute="none", micro_batch=8, exchange="acp-sgd")  # fmt: skip
+    computed = [s["compute_s"] * s["micro_batches"] for s in found.extras["per_stage"]]
+    terms = found.breakdown
+    assert terms["forward_s"] + terms["backward_s"] == pytest.approx(max(computed), rel=0.1)
+    assert sum(v for k, v in terms.items() if k != "compute_s") == pytest.approx(found.iteration_time_s)
+
+
 # -- what is asked and what is refused ---------------------------------------------------------------------------------
+
+
+def test_peers_may_be_a_number() -> None:
+    found = simkit.predict(method="decentralized", peers="12", model="gpt2", inter="1gbe")
+    assert found.facts["gpus"] == 12
+    assert any("12x3080" in n for n in found.assumptions)
+    with pytest.raises(InputError, match="nobody"):
+        simkit.predict(method="decentralized", peers="0", model="gpt2")
 
 
 def test_a_peers_file_and_a_cluster_text_give_the_same(tmp_path: Path) -> None:

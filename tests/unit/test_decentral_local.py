@@ -66,6 +66,25 @@ def test_the_slowest_worker_sets_the_round() -> None:
     assert mixed["inner_s"] == pytest.approx(slow)
 
 
+def test_the_bottleneck_is_that_of_the_step_shown() -> None:
+    """Where averaging is longest it is named; else the share of computing is of the step with its average."""
+    given = {"method": "local-sgd", "cluster": "50x3080", "model": "gpt2", "outer_dtype": "int8"}
+    near = simkit.predict(**given, inter="wan-100mbps", inner_steps=500)
+    share = (near.breakdown["forward_s"] + near.breakdown["backward_s"]) / near.iteration_time_s
+    assert f"compute is {share:.0%} of the step" in near.bottleneck
+    assert f"averaging among workers is {near.breakdown['outer_comm_s'] / near.iteration_time_s:.0%}" in near.bottleneck
+    far = simkit.predict(**given, inter="wan-100mbps", inner_steps=400)
+    assert far.breakdown["outer_comm_s"] > far.breakdown["forward_s"] + far.breakdown["backward_s"]
+    assert far.bottleneck.startswith("averaging among 50 workers")
+
+
+def test_peers_may_be_a_number() -> None:
+    found = simkit.predict(method="local-sgd", peers="4", model="gpt2", inter="1gbe", inner_steps=50)
+    assert found.extras["round"]["workers"] == 4
+    with pytest.raises(InputError, match="8 of the cluster"):
+        simkit.predict(method="local-sgd", peers="4", cluster="8x3080", model="gpt2")
+
+
 @pytest.mark.parametrize(("fields", "error", "said"), [
     ({"cluster": "1x8xh100"}, InputError, "one worker"),
     ({"wire": "int8"}, RefusedError, "wire"),
