@@ -81,15 +81,16 @@ def summary(found: Sequence[Outcome], work: Job) -> dict[str, Any]:
         answer[name] = mean
         if len(found) > 1:
             intervals[name] = [low, high]
-    answer |= {"interval_95": intervals, "interval_method": _method(len(found)), "replications": len(found),
+    answer |= {"interval_95": intervals, "interval_method": _method(len(found), may_gain(work.config)), "replications": len(found),
                "hours": hours}  # fmt: skip
     return answer | _details(found, work)
 
 
-def _method(runs: int) -> str:
+def _method(runs: int, gains: bool) -> str:
     if runs == 1:
         return "none: this is one history, which has no interval; --replications 8 gives 95 % intervals"
-    return f"95 %, Student's t over {runs} independent histories, cut to what can be (0 to 100 %, rates from 0)"
+    goodput = "goodput and rates from 0: newcomers may be faster" if gains else "rates from 0 to the one without churn"
+    return f"95 %, Student's t over {runs} independent histories, cut to what can be (shares 0 to 100 %, {goodput})"
 
 
 def may_gain(config: SwarmConfig) -> bool:
