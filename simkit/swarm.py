@@ -81,8 +81,8 @@ def summary(found: Sequence[Outcome], work: Job) -> dict[str, Any]:
         answer[name] = mean
         if len(found) > 1:
             intervals[name] = [low, high]
-    answer |= {"interval_95": intervals, "interval_method": _method(len(found), may_gain(work.config)), "replications": len(found),
-               "hours": hours}  # fmt: skip
+    answer |= {"interval_95": intervals, "interval_method": _method(len(found), may_gain(work.config)),
+               "replications": len(found), "hours": hours}  # fmt: skip
     return answer | _details(found, work)
 
 
