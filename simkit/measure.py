@@ -1,8 +1,9 @@
 """`simkit measure`: benchmarks of this machine, as rows that `simkit validate` scores and `simkit calibrate` fits.
 
-A suite is a module ``simkit.measure_<name>`` whose `cases` lists what is to be measured; a case runs and answers with
-samples. This module walks the list, keeps every finished case at once (so that an interrupted run goes on where it
-stopped), and at the end writes the profile of the machine with its fits.
+A suite is a module ``simkit.measure_<name>`` whose `cases` lists what is to be measured and whose `TAKES` names the
+options it reads (of `simkit.measure_checks.OF_SUITES`); a case runs and answers with samples. This module walks the
+list, keeps every finished case at once (so that an interrupted run goes on where it stopped), and at the end writes the
+profile of the machine with its fits.
 
     OUT/tables/<kind>_<machine>.csv    rows in the columns of the vocabulary
     OUT/devices/<machine>.toml         facts, and below the marker what was fitted on the rows
@@ -18,7 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from simkit.errors import InputError, unknown
+from simkit import measure_checks
+from simkit.errors import unknown
 from simkit.measure_machine import Machine, machine, versions
 from simkit.measure_store import Store, quantiles
 
@@ -97,12 +99,15 @@ def suite(name: str) -> Any:
 def measure(name: str, options: Options, *, progress: Progress = lambda what, done, total: None) -> Outcome:
     """Runs a suite; an interrupt (Ctrl-C) ends it early with everything measured so far on disk.
 
-    Raises InputError: an unknown suite, a folder that cannot be written, a table there that is none, torch missing.
+    Raises InputError, before anything is measured: an unknown suite, an option that it does not take, a folder that
+    cannot be written, a table there that is none, torch missing.
     """
     module = suite(name)
-    host = machine(options)
-    store = Store(_folder(options.out) / f"{module.TABLE}_{host.name}.csv")
-    cases: list[Case] = module.cases(host, options)
+    measure_checks.check(options, suite=name, takes=module.TAKES)
+    with measure_checks.writable(options.out) as folder:
+        host = machine(options)
+        store = Store(folder / f"{module.TABLE}_{host.name}.csv")
+        cases: list[Case] = module.cases(host, options)
     kept = sum(store.has(case.id) for case in cases)
     software = versions(options.device)
     skipped: dict[str, str] = {}
@@ -124,16 +129,6 @@ def measure(name: str, options: Options, *, progress: Progress = lambda what, do
     progress("profile", len(cases), len(cases))
     files = (store.path, *_profiles(module, host, options)) if len(store) else ()
     return Outcome(measured=measured, kept=kept, skipped=skipped, files=files, interrupted=interrupted)
-
-
-def _folder(out: Path) -> Path:
-    tables = out / "tables"
-    try:
-        tables.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise InputError(f"cannot be written ({reason})", key="--out", value=str(out), hint="give a folder") from None
-    return tables
 
 
 def _rows(

@@ -13,6 +13,7 @@ from simkit.measure_machine import Machine, torch_or_complain
 from simkit.measure_timing import Timer
 
 TABLE = "kernel"
+TAKES: tuple[str, ...] = ()
 STREAM_BYTES = 256e6
 """Bytes a streaming kernel moves: what `simkit calibrate` takes as too large for a cache."""
 TINY = 64

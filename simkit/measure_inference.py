@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from simkit.errors import InputError
 from simkit.measure import Case, Options, Samples
 from simkit.measure_device import dtypes, of_dtype
 from simkit.measure_machine import Machine, torch_or_complain
@@ -18,14 +17,13 @@ from simkit.measure_store import write_text
 from simkit.measure_timing import Timer
 
 TABLE = "inference"
+TAKES = ("batch", "seq_len")
 LENGTHS, QUICK_LENGTHS = ((1, 128, 32), (1, 512, 32), (4, 128, 32), (16, 64, 32)), ((1, 128, 32),)
 """(batch, prompt, output)."""
 
 
 def cases(host: Machine, options: Options) -> list[Case]:
-    """A case per batch and lengths. Raises InputError for --model, which this suite does not take."""
-    if options.model is not None:
-        raise InputError("is not for this suite", key="--model", value=options.model, hint="leave it out")
+    """A case per batch and lengths."""
     path = options.out / "models" / "small-llama" / "config.json"
     write_text(path, json.dumps(LLAMA, indent=1) + "\n")
     lengths = list(QUICK_LENGTHS if options.quick else LENGTHS)

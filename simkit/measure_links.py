@@ -7,22 +7,13 @@ nodes; gloo's all-reduce is a ring, and is written down and fitted as one.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import selectors
-import shlex
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from simkit.errors import InputError
-from simkit.measure import Case, Samples
+from simkit.measure import Case
+from simkit.measure_crew import Crew
 from simkit.measure_machine import Machine
 from simkit.spec import profiles
 from simkit.units import format_bits, parse
@@ -31,6 +22,7 @@ if TYPE_CHECKING:
     from simkit.measure import Options
 
 TABLE = "collective"
+TAKES = ("ranks", "link", "rate", "launch", "address")
 SIZES = (4, 4096, 16384, 65536, 262144, 1_000_000, 2_000_000, 4_000_000, 8_000_000, 16_000_000, 32_000_000)
 QUICK_SIZES = (4, 16384, 65536, 262144, 1_000_000, 2_000_000, 4_000_000, 8_000_000)
 GATHER_SIZES = (16384, 65536, 262144, 1_000_000, 2_000_000, 4_000_000, 8_000_000, 16_000_000)
@@ -38,18 +30,18 @@ QUICK_GATHER_SIZES = (16384, 1_000_000, 4_000_000)
 REPEATS, QUICK_REPEATS = 10, 5
 LONGEST_S = 30.0
 """Seconds a case may take by the link's rate; larger messages are left out."""
-ANSWER_S = 180.0
 LATENCY_BYTES = 4096.0
 DEFAULT_LINK = "loopback"
 
 
 def cases(host: Machine, options: Options) -> list[Case]:
-    """All-reduces and all-gathers of a ladder of sizes among the ranks. Raises InputError for fewer than two ranks."""
-    ranks, link = options.ranks or 2, options.link or DEFAULT_LINK
-    if ranks < 2:
-        raise InputError("are too few to talk", key="--ranks", value=ranks, hint="2 or more")
+    """All-reduces and all-gathers of a ladder of sizes among the ranks. Raises InputError for a rate that is none, and
+    what `Crew` raises."""
+    ranks, link = 2 if options.ranks is None else options.ranks, options.link or DEFAULT_LINK
+    rate = parse(options.rate, "Bps", key="--rate") if options.rate is not None else None
+    if rate is not None and rate <= 0.0:
+        raise InputError("is out of range", key="--rate", value=options.rate, hint="more than 0, such as 1Gb/s")
     crew = Crew(ranks, "nccl" if host.device == "cuda" else "gloo", launch=options.launch, address=options.address)
-    rate = parse(options.rate, "Bps", key="--rate") if options.rate else None
     repeats = QUICK_REPEATS if options.quick else REPEATS
     found = []
     quick = {"all_reduce": QUICK_SIZES, "all_gather": QUICK_GATHER_SIZES}
@@ -64,101 +56,6 @@ def cases(host: Machine, options: Options) -> list[Case]:
             order = {"op": op, "bytes": nbytes, "repeats": repeats}
             found.append(Case(id=f"{link}/{op}/{ranks}/{nbytes}", fields=fields, run=crew.runs(order)))
     return found
-
-
-class Crew:
-    """The rank processes: started at the first order, ended with this process, killed when one does not answer."""
-
-    def __init__(self, ranks: int, backend: str, *, launch: str | None = None, address: str | None = None) -> None:
-        self.ranks, self.backend, self.launch = ranks, backend, launch
-        self.address = address or "127.0.0.1"
-        self._processes: list[subprocess.Popen[str]] = []
-
-    def runs(self, order: Mapping[str, Any]) -> Callable[[], Samples]:
-        """A case's `run`: gives the order to every rank and waits for the answer of rank 0."""
-
-        def run() -> Samples:
-            answer = self.ask(order)
-            # Means: the kernel's clock ticks a hundred times a second.
-            busy = fmean(answer["cpu_s"]) / max(fmean(answer["samples"]), 1e-9)
-            return Samples({"time_s": answer["samples"]}, f"processor busy {busy:.3f} of the time")
-
-        return run
-
-    def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises InputError where a rank cannot be started or does not answer in time."""
-        if not self._processes:
-            self._start()
-        for process in self._processes:
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(json.dumps(order) + "\n")
-                process.stdin.flush()
-        return self._answer(str(order["op"]))
-
-    def _start(self) -> None:
-        port = _free_port()
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
-        for rank in range(self.ranks):
-            prefix = shlex.split(self.launch.format(rank=rank)) if self.launch else []
-            command = [*prefix, sys.executable, "-m", "simkit.measure_ranks", str(rank), str(self.ranks)]
-            command += [f"tcp://{self.address}:{port}", self.backend]
-            try:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    text=True,
-                    env=environment,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                self.close()
-                raise InputError(f"cannot be started ({error.strerror})", key="--launch", value=self.launch) from None
-            self._processes.append(process)
-        self._answer("start")
-
-    def _answer(self, what: str) -> dict[str, Any]:
-        stdout = self._processes[0].stdout
-        assert stdout is not None
-        try:
-            with selectors.DefaultSelector() as watch:
-                watch.register(stdout, selectors.EVENT_READ)
-                line = stdout.readline() if watch.select(ANSWER_S) else ""
-        except BaseException:
-            self.close()
-            raise
-        if not line:
-            self.close()
-            hint = "are all ranks reachable?"
-            raise InputError(f"gave no answer to {what}", key="ranks", value=self.ranks, hint=hint)
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def close(self) -> None:
-        """Ends every rank, by force where it does not go."""
-        for process in self._processes:
-            with contextlib.suppress(OSError, ValueError):
-                assert process.stdin is not None
-                process.stdin.close()
-        end = time.monotonic() + 2.0
-        for process in self._processes:
-            try:
-                process.wait(max(0.1, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._processes = []
-
-    def __del__(self) -> None:
-        self.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 # -- the profile ---------------------------------------------------------------------------------------------------

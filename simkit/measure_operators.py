@@ -18,6 +18,7 @@ from simkit.measure_timing import Timer
 from simkit.operators import COMPRESS, EAGER_ENGINE
 
 TABLE = "kernel"
+TAKES: tuple[str, ...] = ()
 FP32 = 4.0
 LINEAR = ((512, 256, 256), (512, 1024, 256), (512, 256, 1024), (2048, 768, 768), (2048, 3072, 768), (256, 512, 512))
 """(tokens, out, in) of linear layers on a CPU; each also as its two gradients."""

@@ -4,15 +4,20 @@
 
 A line of input is {"op", "bytes", "repeats"} or {"quit": true}. Rank 0 answers each with a line {"samples": seconds of
 one call, the slowest rank's; "cpu_s": processor seconds of a rank per call, threads of the back end and what the kernel
-does for the network included}.
+does for the network included}. A rank ends when its standard input does, at any moment, and on Linux with its parent.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
+import select
+import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,10 +25,14 @@ from typing import Any
 
 WARM_UP = 2
 TIMEOUT_S = 120.0
+PR_SET_PDEATHSIG = 1
+"""prctl(2): the signal that a process gets when its parent ends."""
+POLL_S = 1.0
 
 
 def main(rank: int, world: int, address: str, backend: str) -> int:
     """Serves until it is told to quit, its input ends, or a peer is gone."""
+    end_with_parent()
     import torch
     import torch.distributed as dist
 
@@ -46,6 +55,31 @@ def main(rank: int, world: int, address: str, backend: str) -> int:
         _say(rank, _timed(torch, dist, call, order["repeats"], device, neighbours))
     # Threads of gloo may outlive the group and abort the interpreter on its way out: nothing is left to be done.
     sys.stdout.flush()
+    os._exit(0)
+
+
+def end_with_parent() -> None:
+    """From now on this process ends with whoever holds its standard input open, killed or not.
+
+    On Linux the kernel sees to it for the parent, even while the interpreter is busy; the watch on the input also works
+    through ssh or sudo, whose end of the pipe closes. Where poll(2) is missing, a change of parent is looked for."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    # After prctl: a parent that ended before it has closed the pipe, and the watch sees that at once.
+    threading.Thread(target=_watch_input, args=(os.getppid(),), daemon=True).start()
+
+
+def _watch_input(parent: int) -> None:
+    if not hasattr(select, "poll"):
+        while os.getppid() == parent:
+            time.sleep(POLL_S)
+        os._exit(1)
+    closed = getattr(select, "POLLRDHUP", 0)
+    watch = select.poll()
+    watch.register(0, closed)
+    while not any(event & (select.POLLHUP | select.POLLERR | closed) for _, event in watch.poll()):
+        time.sleep(POLL_S)
     os._exit(0)
 
 

@@ -21,6 +21,7 @@ from simkit.measure_store import write_text
 from simkit.spec.trace_module import module_of
 
 TABLE = "train"
+TAKES = ("model", "batch")
 MODELS = ("simkit.measure_models:transformer", "simkit.measure_models:convnet")
 BATCHES, QUICK_BATCHES = (4, 8, 32), (8,)
 STEPS, QUICK_STEPS = 20, 5

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from simkit.commands import _flags, _output
+from simkit.errors import InputError
 
 FIELDS = ("name", "ranks", "link", "rate", "launch", "address", "model", "batch", "seq_len")
 
@@ -29,24 +30,25 @@ def configure(parser: _flags.Parser) -> None:
     parser.add_argument("--out", metavar="DIR", default="measured", help="folder to write to (default: measured)")
     parser.add_argument("--quick", action="store_true", help="fewer cases and repeats: seconds instead of minutes")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cpu (default) or cuda")
-    parser.add_argument("--threads", metavar="N", type=int, help="threads of the CPU (default: all it has)")
+    parser.add_argument("--threads", metavar="N", type=int, help="threads of the CPU, 1 or more (default: all)")
     parser.add_argument("--name", metavar="NAME", help="name of the machine's profile (default: from its processor)")
     group = parser.add_argument_group("links")
-    group.add_argument("--ranks", metavar="N", type=int, help="processes that talk to each other (default: 2)")
+    group.add_argument("--ranks", metavar="N", type=int, help="processes that talk, 2 to 64 (default: 2)")
     group.add_argument("--link", metavar="NAME", help="name of the link's profile (default: loopback)")
     group.add_argument("--rate", metavar="RATE", help="line rate of the link where it is known: 1Gb/s")
     group.add_argument("--launch", metavar="COMMAND", help="what starts a rank elsewhere: 'ssh node{rank}'")
     group.add_argument("--address", metavar="HOST", help="where rank 0 listens (default: 127.0.0.1)")
     group = parser.add_argument_group("train and inference")
-    group.add_argument("--model", metavar="NAME", help="module:callable that returns an nn.Module (default: a few)")
+    group.add_argument("--model", metavar="NAME", help="train: module:callable that returns an nn.Module")
     group.add_argument("--batch", metavar="N", type=int, help="samples of a step")
-    group.add_argument("--seq-len", metavar="N", type=int, help="tokens of a sample (module with tokens)")
+    group.add_argument("--seq-len", metavar="N", type=int, help="inference: tokens of a prompt")
     _flags.add_forms(parser, "json")
 
 
 def run(args: argparse.Namespace) -> int:
     from simkit import measure
 
+    _check(args)
     options = measure.Options(
         out=Path(args.out),
         device=args.device,
@@ -54,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         quick=args.quick,
         **{k: getattr(args, k) for k in FIELDS},
     )
-    with _bar(args) as progress:
+    with _ended_like_ctrl_c(), _bar(args) as progress:
         done = measure.measure(args.suite, options, progress=progress)
     if args.json:
         from simkit.render import to_json
@@ -63,6 +65,36 @@ def run(args: argparse.Namespace) -> int:
     else:
         _text(args, done)
     return 130 if done.interrupted else 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raises InputError for what the parser lets pass and the library reads as "not given"."""
+    if args.threads is not None and args.device == "cuda":
+        raise InputError("are of the CPU", key="--threads", value=args.threads, hint="leave it out with --device cuda")
+    if args.threads is not None and args.threads < 1:
+        hint = "1 or more; leave it out for all the CPU has"
+        raise InputError("is out of range", key="--threads", value=args.threads, hint=hint)
+    if not args.out:
+        raise InputError("is empty", key="--out", value=args.out, hint="give a folder")
+
+
+@contextlib.contextmanager
+def _ended_like_ctrl_c() -> Iterator[None]:
+    """SIGTERM ends the run as an interrupt does: what was measured is kept, and the ranks end."""
+    import signal
+    import threading
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # handlers are the main thread's
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _as_data(done: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -102,12 +103,73 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     assert table(path)
 
 
+def _ranks(parent: int) -> list[int]:
+    """Children of a process, of Linux's /proc."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text(encoding="utf-8").rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("measuring", [False, True])
+def test_ranks_end_with_their_parent(number: signal.Signals, measuring: bool, tmp_path: Path) -> None:
+    words = ["measure", "links", "--threads", "1", "--name", "box", "--out", "box"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([*SIMKIT, *words], cwd=tmp_path, text=True, **pipes)
+    path, end, ranks = tmp_path / "box" / "tables" / "collective_box.csv", time.monotonic() + 120, []  # type: ignore[var-annotated]
+    while (len(ranks) < 2 or (measuring and not path.exists())) and time.monotonic() < end:
+        time.sleep(0.02)
+        ranks = _ranks(process.pid)
+    assert len(ranks) == 2
+    if measuring:
+        os.kill(ranks[1], signal.SIGSTOP)  # it cannot notice for itself that its work is over
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == (130 if number == signal.SIGTERM else -signal.SIGKILL)
+    assert "Traceback" not in errors
+    end = time.monotonic() + 20
+    while any(map(_alive, ranks)) and time.monotonic() < end:
+        time.sleep(0.05)
+    left = [rank for rank in ranks if _alive(rank)]
+    for rank in left:
+        os.kill(rank, signal.SIGKILL)
+    assert not left
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "afile").write_text("mine", encoding="utf-8")
+    done = simkit("measure", "device", "--quick", "--out", "afile", folder=tmp_path, code=2)
+    assert "--out = 'afile' cannot be written" in done.stderr
+    assert (tmp_path / "afile").read_text(encoding="utf-8") == "mine"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["measure", "operator"], "did you mean 'operators'"),
         (["measure", "device", "--threads", "4096"], "--threads"),
+        (["measure", "device", "--threads", "0"], "leave it out"),
+        (["measure", "device", "--batch", "4"], "not for this suite"),
+        (["measure", "train", "--batch", "0"], "1 or more"),
+        (["measure", "device", "--name", "../x"], "no profile name"),
+        (["measure", "device", "--name", ""], "no profile name"),
         (["measure", "links", "--ranks", "1"], "too few"),
+        (["measure", "links", "--ranks", "100000"], "out of range; 2 to"),
+        (["measure", "links", "--address", "256.1.1.1"], "is no address"),
         (["measure", "train", "--model", "nowhere:nothing"], "cannot be imported"),
         (["measure", "train", "--model", "torch.nn:ReLU"], "example_inputs"),
         (["measure", "device", "--device", "cuda"], "cuda"),

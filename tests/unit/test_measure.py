@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from simkit import calibrate, measure, measure_profile
+from simkit import calibrate, calibrate_user, measure, measure_checks, measure_crew, measure_profile
 from simkit.errors import InputError
 from simkit.measure import Case, Options, Samples, Skipped
 from simkit.measure_machine import Machine, _slug
@@ -47,6 +47,7 @@ class FakeSuite:
     """Three cases; the second is interrupted while `interrupts` says so, the third cannot run."""
 
     TABLE = "kernel"
+    TAKES = ("batch",)
 
     def __init__(self) -> None:
         self.interrupts, self.ran = True, []  # type: ignore[var-annotated]
@@ -111,6 +112,104 @@ def test_a_case_of_several_metrics_is_known_by_its_name(tmp_path: Path) -> None:
 def test_a_suite_nobody_wrote() -> None:
     with pytest.raises(InputError, match="did you mean 'links'"):
         measure.suite("link")
+
+
+# -- what is refused before anything is measured -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["../x", "", "a/b", "Box", "-x", "x" * 65, ".x", "x\n"])
+@pytest.mark.parametrize("flag", ["name", "link"])
+def test_a_name_that_is_no_file_is_refused(flag: str, name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"--{flag} .*is "):
+        measure_checks.check(Options(out=tmp_path, **{flag: name}), suite="links", takes=("link",))
+
+
+def test_names_are_those_that_calibrate_takes() -> None:
+    assert measure_checks.STEM.pattern == calibrate_user._STEM.pattern
+
+
+@pytest.mark.parametrize(
+    ("suite", "option", "said"),
+    [
+        ("device", {"batch": 4}, "--batch = 4 is not for this suite"),
+        ("operators", {"ranks": 2}, "--ranks = 2 is not for this suite"),
+        ("links", {"seq_len": 8}, "--seq-len = 8 is not"),
+        ("train", {"seq_len": 8}, "--seq-len = 8 is not"),
+        ("train", {"batch": 0}, "--batch = 0 is out of range"),
+        ("inference", {"seq_len": -1}, "--seq-len = -1 is out of range"),
+        ("inference", {"model": "a:b"}, "--model = 'a:b' is not"),
+        ("links", {"address": ""}, "--address = '' is empty"),
+        ("links", {"rate": "0Gb/s"}, "--rate = '0Gb/s' is out of range"),
+    ],
+)
+def test_an_option_of_another_suite_or_range_is_refused(
+    suite: str, option: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(InputError, match=said):
+        measure.measure(suite, Options(out=tmp_path / "box", **option))
+    assert not (tmp_path / "box").exists()
+
+
+@pytest.mark.parametrize("blocked", [".", "tables", "devices", "links"])
+def test_a_folder_that_cannot_be_written_is_refused_before_a_case_runs(
+    fake: FakeSuite, blocked: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "box" / blocked
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("mine", encoding="utf-8")
+    with pytest.raises(InputError, match=r"--out .*cannot be written"):
+        measure.measure("device", Options(out=tmp_path / "box"))
+    assert fake.ran == []
+    assert path.read_text(encoding="utf-8") == "mine"
+
+
+def test_ranks_are_bounded_by_a_number_memory_and_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="--ranks = 100000 is out of range; 2 to"):
+        measure_crew.Crew(100_000, "gloo")
+    with pytest.raises(InputError, match="2 to 64"):
+        measure_crew.Crew(65, "gloo", launch="ssh node{rank}")
+    with pytest.raises(InputError, match="too few"):
+        measure_crew.Crew(0, "gloo")
+    meminfo = tmp_path / "meminfo"
+    monkeypatch.setattr(measure_crew, "MEMINFO", meminfo)
+    meminfo.write_text("MemTotal: 9000000 kB\nMemAvailable:   1000000 kB\n", encoding="ascii")
+    # 1.024 GB over 320 MB a rank
+    assert measure_crew.most_ranks("gloo") == (3, "each needs 320 MB of free memory")
+    meminfo.write_text("MemAvailable: 99000000 kB\n", encoding="ascii")
+    assert measure_crew.most_ranks("gloo")[0] == 64
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"address": "256.1.1.1"}, "--address = '256.1.1.1' is no address"),
+        ({"address": "::z"}, "is no address"),
+        ({"address": "192.0.2.1"}, "cannot be listened at"),  # TEST-NET-1 of RFC 5737: nobody's
+        ({"launch": "ssh node{"}, "--launch .*cannot be read"),
+        ({"launch": "ssh 'node"}, "--launch .*cannot be read"),
+    ],
+)
+def test_an_address_or_a_launch_that_cannot_be_is_refused_at_once(given: dict[str, str], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        measure_crew.Crew(2, "gloo", **given)
+
+
+def test_ranks_that_do_not_meet_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure_crew, "MEET_S", 0.3)
+    monkeypatch.setattr(measure_crew, "MEET_RANK_S", 0.0)
+    crew = measure_crew.Crew(2, "gloo", launch="sh -c 'sleep 60; true'")
+    started, popen = [], measure_crew.subprocess.Popen
+
+    def spawn(*words: Any, **how: Any) -> Any:
+        started.append(popen(*words, **how))
+        return started[-1]
+
+    monkeypatch.setattr(measure_crew.subprocess, "Popen", spawn)
+    with pytest.raises(InputError, match="gave no answer to start within 0 s"):
+        crew.ask({"op": "all_reduce", "bytes": 4, "repeats": 1})
+    assert len(started) == 2
+    assert all(process.poll() is not None for process in started)
 
 
 # -- the profile ---------------------------------------------------------------------------------------------------
