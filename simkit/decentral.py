@@ -29,6 +29,8 @@ _SETTLED_HERE = frozenset(
     {"method", "dp", "pp", "schedule", "micro_batch", "grad_accum", "global_batch", "recompute", "algorithm", "task"}
 ) | {name for name, spec in FIELDS.items() if spec.group in ("peers", "inference")}
 _NO_USE = ("tp", "cp", "ep", "sp", "vpp", "zero", "shard_group", "offload", "overlap", "fusion", "bucket_mb")
+MAX_COUNT = 65_536
+"""Micro-batches of a pipeline and step, at most: beyond it fill and drain are nothing, and a step is hours long."""
 _UNSAID = ("grad_accum", "micro_batch", "overlap", "fusion", "nics_per_node", "method")
 """Assumptions about an ordinary job that say nothing about peers."""
 _LOCAL_ONLY = ("inner_steps", "outer_dtype", "fragments", "overlap_steps")
@@ -139,6 +141,9 @@ def asked(scenario: Scenario) -> tuple[Asked, list[str]]:
     if scenario.given("global_batch") and scenario.given("grad_accum"):
         raise InputError("and grad_accum are both given", file=scenario.file, key="global_batch", value=samples,
                          hint="over peers grad_accum counts micro-batches of a pipeline; give one of them")  # fmt: skip
+    if scenario.get("grad_accum", 1) > MAX_COUNT:
+        raise InputError("is too many", file=scenario.file, key="grad_accum", value=scenario.get("grad_accum"),
+                         hint=f"at most {MAX_COUNT} micro-batches of a pipeline over peers")  # fmt: skip
     plan = replace(resolved.plan, rank=scenario.get("rank", 32 if resolved.plan.seq_len else 4))
     question = Asked(
         resolved=replace(resolved, plan=plan), peers=peers, rules=rules, samples=int(samples),

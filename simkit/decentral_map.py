@@ -23,8 +23,6 @@ from simkit.spec.peers import Peer
 
 Array = NDArray[np.float64]
 MAX_POINTS = 2_000
-MAX_COUNT = 65_536
-"""Micro-batches of a pipeline and step, at most: beyond it fill and drain are nothing, and a step is hours long."""
 SIZES = 3
 """Micro-batches tried at each point, spread over those that a step can use."""
 

@@ -172,7 +172,7 @@ def _positive(value: float, key: str, text: str) -> None:
 
 
 def _counts(text: str) -> list[int]:
-    from simkit.decentral_map import MAX_COUNT
+    from simkit.decentral import MAX_COUNT
     from simkit.grids import axis
 
     found = sorted({int(x) for x in axis("grad_accum", text).values})
